@@ -1,0 +1,358 @@
+// The C ABI: every function catches what the rooms throw and turns it into a status and a message.
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <new>
+
+#include "drafter/drafter.h"
+#include "error.h"
+#include "pydflash2.h"
+#include "speculation/pair.h"
+#include "speculation/sequence.h"
+#include "target/cpu.h"
+#include "target/log.h"
+#include "target/quantize.h"
+#include "target/target.h"
+
+struct pd2_engine {
+    std::string                   head_path;
+    std::unique_ptr<pd2::Target>  target;
+    std::unique_ptr<pd2::Drafter> drafter;  // after the target, whose tensors it borrows: destroyed before it
+    bool                          in_use = false;
+};
+
+struct pd2_sequence {
+    pd2_engine *  engine;
+    pd2::Sequence sequence;
+};
+
+namespace {
+
+thread_local std::string last_error;
+
+pd2_status report(pd2_status status, const char * message) {
+    last_error = message;
+    return status;
+}
+
+template <typename Body>
+pd2_status guarded(Body && body) {
+    try {
+        body();
+        return PD2_OK;
+    } catch (const pd2::Error & error) {
+        return report(error.status, error.what());
+    } catch (const std::bad_alloc &) {
+        return report(PD2_ERROR_MEMORY, "out of memory; use a smaller model or context_size");
+    } catch (const std::exception & error) {
+        return report(PD2_ERROR_NATIVE, error.what());
+    }
+}
+
+template <size_t N>
+void copy_text(char (&destination)[N], const std::string & text) {
+    std::snprintf(destination, N, "%s", text.c_str());
+}
+
+// Caches hold whole blocks of 32 (quantised types) or single numbers; ggml_type_name is the spelling users know.
+ggml_type cache_type(const char * name, const char * what, std::initializer_list<ggml_type> allowed) {
+    if (!name) {
+        return GGML_TYPE_F16;
+    }
+    std::string names;
+    for (const ggml_type type : allowed) {
+        if (std::strcmp(name, ggml_type_name(type)) == 0) {
+            return type;
+        }
+        names += std::string(names.empty() ? "" : ", ") + ggml_type_name(type);
+    }
+    pd2::fail(PD2_ERROR_ARGUMENT, "%s is '%s'; possible are %s", what, name, names.c_str());
+}
+
+void load(const pd2_engine_params & params, pd2_engine & engine) {
+    if (!params.target_path) {
+        pd2::fail(PD2_ERROR_ARGUMENT, "target_path is missing; give the target's GGUF file");
+    }
+    pd2::TargetParams options;
+    options.path         = params.target_path;
+    options.context_size = params.context_size;
+    options.batch_size   = params.batch_size > 0 ? params.batch_size : 512;
+    options.n_threads    = params.n_threads;
+    options.n_gpu_layers = params.n_gpu_layers;
+    options.kv_type      = cache_type(params.kv_type, "kv_type",
+                                      {GGML_TYPE_F16, GGML_TYPE_F32, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q5_1,
+                                       GGML_TYPE_Q5_0, GGML_TYPE_Q4_1, GGML_TYPE_Q4_0, GGML_TYPE_IQ4_NL});
+    options.use_mmap     = params.use_mmap;
+    options.taps_mode    = params.taps;
+    const ggml_type drafter_type =
+        cache_type(params.drafter_kv_type, "drafter_kv_type", {GGML_TYPE_F16, GGML_TYPE_F32, GGML_TYPE_BF16});
+
+    pd2::log_install();  // ggml's file reader logs too
+
+    // Both files are read and compared before any weight of the head is.
+    pd2::HeadParams head;
+    if (params.head_path) {
+        head = pd2::Drafter::read(params.head_path);
+    }
+    engine.target = pd2::Target::load(options);
+    if (!params.head_path) {
+        engine.target->open({}, 0);
+        return;
+    }
+    engine.head_path = params.head_path;
+    pd2::check_pair(head, engine.head_path, engine.target->info());
+    engine.target->open(head.taps, head.block_size - 1);
+
+    const pd2::SharedTensors shared = engine.target->shared();
+    pd2::DrafterParams       drafter;
+    drafter.path         = engine.head_path;
+    drafter.context_size = engine.target->info().context_size;
+    drafter.batch_size   = engine.target->batch_size();
+    drafter.n_threads    = engine.target->n_threads();
+    drafter.kv_type      = drafter_type;
+    drafter.devices      = engine.target->devices();
+    drafter.token_embd   = shared.token_embd;
+    drafter.output       = shared.output;
+    drafter.output_scale = shared.output_scale;
+    drafter.output_bias  = shared.output_bias;
+    engine.drafter       = pd2::Drafter::load(drafter);
+}
+
+}  // namespace
+
+extern "C" {
+
+const char * pd2_last_error(void) {
+    return last_error.c_str();
+}
+
+const char * pd2_llama_cpp_pin(void) {
+    return PD2_LLAMA_CPP_PIN;
+}
+
+const char * pd2_system_info(void) {
+    return pd2::system_info();
+}
+
+int32_t pd2_device_count(void) {
+    pd2::log_install();  // the first look at the devices makes their back ends talk
+    return static_cast<int32_t>(ggml_backend_dev_count());
+}
+
+pd2_status pd2_device_get(int32_t index, pd2_device_info * info) {
+    return guarded([&] {
+        if (index < 0 || index >= pd2_device_count()) {
+            pd2::fail(PD2_ERROR_ARGUMENT, "there is no device %d; %d were found", index, pd2_device_count());
+        }
+        ggml_backend_dev_t device = ggml_backend_dev_get(static_cast<size_t>(index));
+        size_t             free = 0, total = 0;
+        ggml_backend_dev_memory(device, &free, &total);
+        *info = {};
+        copy_text(info->name, ggml_backend_dev_name(device));
+        copy_text(info->description, ggml_backend_dev_description(device));
+        copy_text(info->backend, ggml_backend_reg_name(ggml_backend_dev_backend_reg(device)));
+        const auto type    = ggml_backend_dev_type(device);
+        info->is_gpu       = type == GGML_BACKEND_DEVICE_TYPE_GPU || type == GGML_BACKEND_DEVICE_TYPE_IGPU;
+        info->memory_free  = free;
+        info->memory_total = total;
+    });
+}
+
+int32_t pd2_log_next(int32_t * level, char * line, int32_t size) {
+    return pd2::log_next(*level, line, size);
+}
+
+void pd2_engine_default_params(pd2_engine_params * params) {
+    *params              = {};
+    params->n_gpu_layers = -1;
+    params->use_mmap     = true;
+}
+
+pd2_status pd2_engine_load(const pd2_engine_params * params, pd2_engine ** engine) {
+    *engine = nullptr;
+    return guarded([&] {
+        auto made = std::make_unique<pd2_engine>();
+        load(*params, *made);
+        *engine = made.release();
+    });
+}
+
+void pd2_engine_free(pd2_engine * engine) {
+    delete engine;
+}
+
+pd2_status pd2_engine_target_info(const pd2_engine * engine, pd2_target_info * info) {
+    return guarded([&] { *info = engine->target->info(); });
+}
+
+pd2_status pd2_engine_head_info(const pd2_engine * engine, pd2_head_info * info) {
+    return guarded([&] {
+        if (!engine->drafter) {
+            pd2::fail(PD2_ERROR_ARGUMENT, "this engine was loaded without a head");
+        }
+        const pd2::HeadParams & p = engine->drafter->params();
+        *info                     = {};
+        info->version             = p.version;
+        info->block_size          = p.block_size;
+        info->n_layer             = p.n_layer;
+        info->n_embd              = p.n_embd;
+        info->n_head              = p.n_head;
+        info->n_head_kv           = p.n_head_kv;
+        info->head_dim            = p.head_dim;
+        info->n_vocab             = p.n_vocab;
+        info->n_draft_vocab       = p.own_output ? p.n_draft_vocab : p.n_vocab;
+        info->mask_token          = p.mask_token;
+        info->n_taps              = static_cast<int32_t>(p.taps.size());
+        info->window              = p.n_sliding() > 0 ? p.window : 0;
+        info->n_sliding_layers    = p.n_sliding();
+        info->causal              = p.causal;
+        info->conv_kernel         = p.conv_kernel;
+        info->conv_group          = p.conv_group;
+        info->selector_rank       = p.rank;
+        info->top_k               = p.top_k;
+        info->own_embedding       = p.own_embedding;
+        info->own_output          = p.own_output;
+        info->weight_bytes        = engine->drafter->weight_bytes();
+        info->cache_bytes         = engine->drafter->cache_bytes();
+        info->compute_bytes       = engine->drafter->compute_bytes();
+        std::copy(p.taps.begin(), p.taps.end(), info->taps);
+    });
+}
+
+int32_t pd2_tokenize(const pd2_engine * engine, const char * text, int32_t length, bool add_special, bool parse_special,
+                     int32_t * tokens, int32_t capacity) {
+    int32_t          n      = 0;
+    const pd2_status status = guarded([&] {
+        const std::vector<int32_t> result = engine->target->tokenize(
+            std::string(text, static_cast<size_t>(std::max(0, length))), add_special, parse_special);
+        n = static_cast<int32_t>(result.size());
+        if (n <= capacity) {
+            std::copy(result.begin(), result.end(), tokens);
+        } else {
+            n = -n;
+        }
+    });
+    return status == PD2_OK ? n : INT32_MIN;
+}
+
+int32_t pd2_token_bytes(const pd2_engine * engine, int32_t token, bool special, char * bytes, int32_t capacity) {
+    int32_t          n      = 0;
+    const pd2_status status = guarded([&] {
+        const std::string result = engine->target->token_bytes(token, special);
+        n                        = static_cast<int32_t>(result.size());
+        if (n <= capacity) {
+            std::copy(result.begin(), result.end(), bytes);
+        } else {
+            n = -n;
+        }
+    });
+    return status == PD2_OK ? n : INT32_MIN;
+}
+
+bool pd2_token_is_end(const pd2_engine * engine, int32_t token) {
+    return engine->target->is_end(token);
+}
+
+const char * pd2_chat_template(const pd2_engine * engine) {
+    return engine->target->chat_template();
+}
+
+pd2_status pd2_sequence_create(pd2_engine * engine, pd2_sequence ** sequence) {
+    *sequence = nullptr;
+    return guarded([&] {
+        if (engine->in_use) {
+            pd2::fail(PD2_ERROR_ARGUMENT, "this engine already has a sequence; one at a time is supported");
+        }
+        *sequence      = new pd2_sequence{engine, {*engine->target, engine->drafter.get()}};
+        engine->in_use = true;
+    });
+}
+
+void pd2_sequence_free(pd2_sequence * sequence) {
+    if (sequence) {
+        sequence->engine->in_use = false;
+        delete sequence;
+    }
+}
+
+pd2_status pd2_sequence_begin(pd2_sequence * sequence, const int32_t * tokens, int32_t n_tokens, bool drafting,
+                              int32_t * n_reused) {
+    return guarded([&] { *n_reused = sequence->sequence.begin(tokens, n_tokens, drafting); });
+}
+
+pd2_status pd2_sequence_prefill(pd2_sequence * sequence, int32_t max_tokens, int32_t * n_left) {
+    return guarded([&] { *n_left = sequence->sequence.prefill(max_tokens); });
+}
+
+pd2_status pd2_sequence_draft(pd2_sequence * sequence, int32_t width, pd2_draft * draft) {
+    return guarded([&] {
+        pd2::Sequence::Draft & made = sequence->sequence.draft(width);
+        draft->n                    = made.lattice.n;
+        draft->k                    = made.lattice.k;
+        draft->tokens               = made.path.tokens.data();
+        draft->probabilities        = made.path.probabilities.data();
+        draft->candidates           = made.lattice.candidates.data();
+        draft->unary                = made.lattice.unary.data();
+        draft->scores               = made.lattice.scores.data();
+    });
+}
+
+pd2_status pd2_sequence_verify(pd2_sequence * sequence, const int32_t * draft, int32_t n_draft, int32_t max_commit,
+                               pd2_verdict * verdict) {
+    return guarded([&] {
+        const pd2::Sequence::Verdict & made = sequence->sequence.verify(draft, n_draft, max_commit);
+        verdict->n                          = static_cast<int32_t>(made.tokens.size());
+        verdict->n_accepted                 = made.n_accepted;
+        verdict->tokens                     = made.tokens.data();
+        verdict->has_bonus                  = made.has_bonus;
+        verdict->finished                   = made.finished;
+    });
+}
+
+int32_t pd2_sequence_n_tokens(const pd2_sequence * sequence) {
+    return static_cast<int32_t>(sequence->sequence.tokens().size());
+}
+
+const int32_t * pd2_sequence_tokens(const pd2_sequence * sequence) {
+    return sequence->sequence.tokens().data();
+}
+
+const char * pd2_sequence_draft_obstacle(const pd2_sequence * sequence) {
+    return sequence->sequence.draft_obstacle();
+}
+
+pd2_status pd2_sequence_logits(const pd2_sequence * sequence, const float ** logits, int32_t * n_rows) {
+    return guarded([&] {
+        const pd2::Target & target = *sequence->engine->target;
+        *n_rows                    = target.n_logits();
+        *logits                    = *n_rows > 0 ? target.logits(0) : nullptr;
+    });
+}
+
+pd2_status pd2_sequence_features(const pd2_sequence * sequence, const float ** features, int32_t * n_rows) {
+    return guarded([&] {
+        const pd2::Target & target = *sequence->engine->target;
+        *n_rows                    = target.n_features();
+        *features                  = *n_rows > 0 ? target.features() : nullptr;
+    });
+}
+
+pd2_status pd2_quantize(const char * type, const float * source, void * destination, int64_t n_rows, int64_t n_per_row,
+                        uint64_t * n_bytes) {
+    return guarded([&] { *n_bytes = pd2::quantize(type, source, destination, n_rows, n_per_row); });
+}
+
+pd2_status pd2_quantize_plan(const char * file_type, const pd2_quantize_geometry * geometry, int32_t n_tensors,
+                             const char ** names, const int64_t * shapes, const char ** types) {
+    return guarded([&] {
+        std::vector<pd2::PlannedTensor> tensors;
+        for (int32_t i = 0; i < n_tensors; ++i) {
+            const int64_t * shape = shapes + 4 * i;
+            tensors.push_back({names[i], {shape[0], shape[1], shape[2], shape[3]}});
+        }
+        const std::vector<const char *> chosen = pd2::quantize_plan(file_type, *geometry, tensors);
+        std::copy(chosen.begin(), chosen.end(), types);
+    });
+}
+
+}  // extern "C"

@@ -1,0 +1,246 @@
+/* pydflash2: DFlash 1 and 2 speculative decoding on GGUF files. The whole C ABI.
+ *
+ *     pd2_engine_params params;
+ *     pd2_engine_default_params(&params);
+ *     params.target_path = "target.gguf";
+ *     params.head_path   = "head.gguf";
+ *
+ *     pd2_engine   * engine;
+ *     pd2_sequence * sequence;
+ *     if (pd2_engine_load(&params, &engine) || pd2_sequence_create(engine, &sequence)) die(pd2_last_error());
+ *
+ *     int32_t n_reused, n_left, prompt[512];
+ *     int32_t n_prompt = pd2_tokenize(engine, text, strlen(text), true, false, prompt, 512);
+ *     pd2_sequence_begin(sequence, prompt, n_prompt, true, &n_reused);
+ *     do { pd2_sequence_prefill(sequence, 0, &n_left); } while (n_left > 0);  // one chunk a call: poll signals here
+ *
+ *     while (!verdict.finished) {                        // a round:
+ *         pd2_sequence_draft (sequence, 7, &draft);      // proposes, changes nothing that was emitted
+ *         pd2_sequence_verify(sequence, draft.tokens, draft.n, -1, &verdict);
+ *         use(verdict.tokens, verdict.n);                // accepted drafts, then the target's own next token
+ *     }
+ *
+ *     pd2_sequence_free(sequence);
+ *     pd2_engine_free(engine);
+ *
+ * Every function that returns pd2_status returns PD2_OK (0) or a reason; pd2_last_error() then says, for the calling
+ * thread, what failed, why, and one thing to do. A failed call changes nothing unless it says so.
+ * An engine and its sequences belong to one thread at a time. No function calls back into the caller.
+ * Widths count drafted tokens: the anchor is not among them.
+ *
+ * The text between the cdef marks is read by cffi as it stands: plain C99, no preprocessor.
+ */
+#ifndef PYDFLASH2_H
+#define PYDFLASH2_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* clang-format off: laid out by hand, as tables */
+/* cdef: begin */
+
+typedef enum {
+    PD2_OK                     = 0,
+    PD2_ERROR_ARGUMENT         = 1, /* the caller's argument is wrong */
+    PD2_ERROR_MODEL_FILE       = 2, /* a file is missing, damaged or of the wrong kind */
+    PD2_ERROR_HEAD_FORMAT      = 3, /* the file is a head, but not one this build can run */
+    PD2_ERROR_HEAD_MISMATCH    = 4, /* the head was made for another target */
+    PD2_ERROR_BACKEND          = 5, /* a device or back end that was asked for is not there */
+    PD2_ERROR_CONTEXT_OVERFLOW = 6, /* the text does not fit the context; nothing was changed */
+    PD2_ERROR_MEMORY           = 7,
+    PD2_ERROR_NATIVE           = 8 /* llama.cpp or ggml reported a failure */
+} pd2_status;
+
+/* Never NULL; valid until the thread's next failing call. */
+const char * pd2_last_error(void);
+
+/* ---- What this build is ------------------------------------------------------------------------------------- */
+
+const char * pd2_llama_cpp_pin(void); /* "llama-cpp-python 0.3.36 (llama.cpp 0c1e57098)" */
+const char * pd2_system_info(void);   /* llama.cpp's line of CPU features and back-end switches */
+
+typedef struct {
+    char     name[64]; /* "CPU", "CUDA0", ... */
+    char     description[128];
+    char     backend[32]; /* "CPU", "CUDA", "Metal", "Vulkan", ... */
+    bool     is_gpu;
+    uint64_t memory_free;  /* bytes */
+    uint64_t memory_total; /* bytes */
+} pd2_device_info;
+
+int32_t    pd2_device_count(void);
+pd2_status pd2_device_get(int32_t index, pd2_device_info * info);
+
+/* llama.cpp's and our own log lines, kept in a bounded queue until they are read. Returns the line's length without
+ * its end, -1 when the queue is empty; a longer line than `size` is cut. level: 1 debug, 2 info, 3 warning, 4 error. */
+int32_t pd2_log_next(int32_t * level, char * line, int32_t size);
+
+/* ---- Engine: a target and, where given, its head ------------------------------------------------------------- */
+
+typedef struct pd2_engine   pd2_engine;
+typedef struct pd2_sequence pd2_sequence;
+
+typedef enum {
+    PD2_TAPS_AUTO     = 0, /* wired where the target's graph has them, else the callback */
+    PD2_TAPS_WIRED    = 1, /* llama_set_embeddings_layer_inp; an error where the graph lacks them */
+    PD2_TAPS_CALLBACK = 2  /* the scheduler's evaluation callback on l_out-<layer> */
+} pd2_taps;
+
+typedef struct {
+    const char * target_path;
+    const char * head_path;       /* NULL: plain decoding only */
+    int32_t      context_size;    /* tokens; 0: what the target was trained on, 8192 at most */
+    int32_t      batch_size;      /* tokens a prefill chunk decodes at most; 0: 512 */
+    int32_t      n_threads;       /* 0: one a physical core */
+    int32_t      n_gpu_layers;    /* layers offloaded; -1: all where there is a device, 0: none */
+    const char * kv_type;         /* the target's cache: "f16" (NULL), "f32", "bf16", "q8_0", ... */
+    const char * drafter_kv_type; /* the drafter's cache: "f16" (NULL), "f32", "bf16" */
+    pd2_taps     taps;
+    bool         use_mmap;
+} pd2_engine_params;
+
+void       pd2_engine_default_params(pd2_engine_params * params);
+pd2_status pd2_engine_load(const pd2_engine_params * params, pd2_engine ** engine);
+void       pd2_engine_free(pd2_engine * engine); /* NULL is fine; free its sequences first */
+
+typedef struct {
+    char     architecture[64];
+    char     description[128];
+    char     devices[256]; /* where the weights run, comma separated */
+    int32_t  n_vocab;
+    int32_t  n_embd;
+    int32_t  n_layer;
+    int32_t  context_size; /* tokens this engine can hold */
+    int32_t  context_trained;
+    int32_t  n_threads;
+    uint64_t n_params;
+    uint64_t weight_bytes;
+    bool     has_encoder;
+    bool     is_recurrent;   /* has a state that cannot drop tokens (Mamba, gated delta net, ...) */
+    int32_t  rollback_limit; /* tokens a recurrent target can take back in one step; -1: any number */
+    bool     taps_wired;     /* features come from the graph's own outputs, not from the callback */
+} pd2_target_info;
+
+typedef struct {
+    int32_t  version;    /* 1: DFlash, 2: DFlash 2 */
+    int32_t  block_size; /* rows of a full block, anchor included */
+    int32_t  n_layer;
+    int32_t  n_embd;
+    int32_t  n_head;
+    int32_t  n_head_kv;
+    int32_t  head_dim;
+    int32_t  n_vocab;       /* ids the codebooks or the own output head cover */
+    int32_t  n_draft_vocab; /* rows of the output head; smaller than n_vocab with a d2t table */
+    int32_t  mask_token;
+    int32_t  n_taps;
+    int32_t  taps[64]; /* layer outputs, as in the checkpoint's target_layer_ids */
+    int32_t  window;   /* positions a sliding layer sees; 0: none is sliding */
+    int32_t  n_sliding_layers;
+    int32_t  causal;      /* 0 no, 1 yes, -1 absent: sliding layers are, full ones are not */
+    int32_t  conv_kernel; /* 0 for DFlash 1 */
+    int32_t  conv_group;
+    int32_t  selector_rank;
+    int32_t  top_k; /* candidates a position keeps */
+    bool     own_embedding;
+    bool     own_output;
+    uint64_t weight_bytes;
+    uint64_t cache_bytes;   /* K and V of all layers */
+    uint64_t compute_bytes; /* scratch of the graphs reserved so far */
+} pd2_head_info;
+
+pd2_status pd2_engine_target_info(const pd2_engine * engine, pd2_target_info * info);
+pd2_status pd2_engine_head_info(const pd2_engine * engine,
+                                pd2_head_info *    info); /* PD2_ERROR_ARGUMENT without a head */
+
+/* ---- Text <-> tokens ------------------------------------------------------------------------------------------ */
+
+/* Return the number of tokens or bytes; when `capacity` is too small, minus the number needed and nothing is written.
+ */
+int32_t pd2_tokenize(const pd2_engine * engine, const char * text, int32_t length, bool add_special, bool parse_special,
+                     int32_t * tokens, int32_t capacity);
+int32_t pd2_token_bytes(const pd2_engine * engine, int32_t token, bool special, char * bytes, int32_t capacity);
+
+bool         pd2_token_is_end(const pd2_engine * engine, int32_t token); /* any end-of-generation token */
+const char * pd2_chat_template(const pd2_engine * engine);               /* NULL when the target has none */
+
+/* ---- Sequence: one text with its caches ------------------------------------------------------------------------ */
+
+pd2_status pd2_sequence_create(pd2_engine * engine, pd2_sequence ** sequence); /* one a engine, for now */
+void       pd2_sequence_free(pd2_sequence * sequence);
+
+/* Sets the prompt, [n_tokens]. What the caches already hold of it is kept: n_reused tokens need no prefill.
+ * drafting: read features and inject them, so that pd2_sequence_draft can be called after the prefill. */
+pd2_status pd2_sequence_begin(pd2_sequence * sequence, const int32_t * tokens, int32_t n_tokens, bool drafting,
+                              int32_t * n_reused);
+
+/* Decodes at most max_tokens more of the prompt (0: a full chunk). When n_left becomes 0 the anchor has been chosen.
+ * Between two calls the sequence may be begun anew. */
+pd2_status pd2_sequence_prefill(pd2_sequence * sequence, int32_t max_tokens, int32_t * n_left);
+
+typedef struct {
+    int32_t   n;             /* tokens proposed: min(width, block_size - 1, room in the context) */
+    int32_t   k;             /* candidates a position */
+    int32_t * tokens;        /* [n]           the path */
+    float *   probabilities; /* [n]           softmax of the path's scores at temperature 1, at the token chosen */
+    int32_t * candidates;    /* [n, k]        token ids */
+    float *   unary;         /* [n, k]        the candidates' logits */
+    float *   scores;        /* [n, k, k]     scores[t][a][b]: candidate b at t after candidate a at t - 1;
+                                               at t = 0 every row a holds the scores after the anchor */
+} pd2_draft;                 /* arrays belong to the sequence, valid until its next call */
+
+/* Proposes up to `width` tokens after the anchor, greedily along the lattice. Needs drafting = true at begin. */
+pd2_status pd2_sequence_draft(pd2_sequence * sequence, int32_t width, pd2_draft * draft);
+
+typedef struct {
+    int32_t         n;          /* tokens committed: accepted drafts, then the bonus token unless an end cut the run */
+    int32_t         n_accepted; /* drafts among them */
+    const int32_t * tokens;     /* [n] */
+    bool            has_bonus;  /* the last one is the target's own choice, not a draft */
+    bool            finished;   /* the last one is an end-of-generation token */
+} pd2_verdict;
+
+/* Decodes anchor and draft, [n_draft] (0: plain decoding of one token), accepts the longest greedy match, commits it
+ * with the bonus token, cuts at the first end-of-generation token, injects the features, takes back what was rejected.
+ * max_commit: tokens committed at most, -1 for no limit. */
+pd2_status pd2_sequence_verify(pd2_sequence * sequence, const int32_t * draft, int32_t n_draft, int32_t max_commit,
+                               pd2_verdict * verdict);
+
+int32_t         pd2_sequence_n_tokens(const pd2_sequence * sequence); /* committed, anchor included */
+const int32_t * pd2_sequence_tokens(const pd2_sequence * sequence);   /* valid until the next call */
+
+/* Why pd2_sequence_draft would refuse, or NULL when it would not. */
+const char * pd2_sequence_draft_obstacle(const pd2_sequence * sequence);
+
+/* Rows of the last decode, for those who sample or compare themselves: logits [n_rows, n_vocab] (only the last row
+ * after a prefill chunk), features [n_rows, n_taps * n_embd]. */
+pd2_status pd2_sequence_logits(const pd2_sequence * sequence, const float ** logits, int32_t * n_rows);
+pd2_status pd2_sequence_features(const pd2_sequence * sequence, const float ** features, int32_t * n_rows);
+
+/* ---- Quantisation, for the converter ----------------------------------------------------------------------------- */
+
+/* Quantises [n_rows, n_per_row] floats with ggml_quantize_chunk. type: ggml's name, "q8_0", "q4_K", ... */
+pd2_status pd2_quantize(const char * type, const float * source, void * destination, int64_t n_rows, int64_t n_per_row,
+                        uint64_t * n_bytes);
+
+typedef struct {
+    int32_t n_embd, n_ff, n_layer, n_head, n_head_kv, head_dim;
+} pd2_quantize_geometry;
+
+/* The type llama-quantize gives each tensor of a head for a file type such as "q4_k_m": types[i] is ggml's name, or
+ * NULL where that tensor keeps the type it has. shapes: [n_tensors, 4], ggml's order (row length first). */
+pd2_status pd2_quantize_plan(const char * file_type, const pd2_quantize_geometry * geometry, int32_t n_tensors,
+                             const char ** names, const int64_t * shapes, const char ** types);
+
+/* cdef: end */
+/* clang-format on */
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

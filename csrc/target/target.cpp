@@ -1,0 +1,501 @@
+#include "target.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <mutex>
+
+#include "cpu.h"
+#include "error.h"
+#include "llama-cpp.h"
+#include "llama-ext.h"
+#include "llama-model.h"
+#include "log.h"
+#include "model_file.h"
+#include "taps.h"
+
+namespace pd2 {
+
+namespace {
+
+constexpr int32_t DEFAULT_CONTEXT = 8192;
+
+// Rows a decode may ask logits for, at least. llama.cpp reserves n_vocab floats on the device for each.
+constexpr int32_t MIN_OUTPUTS = 64;
+
+constexpr llama_seq_id SEQUENCE = 0;
+
+// Why the call into llama.cpp since log_forget_errors() failed.
+std::string logged_reason() {
+    const std::string reason = log_first_error();
+    return reason.empty() ? "llama.cpp gave no reason" : reason;
+}
+
+pd2_status memory_or(pd2_status status, const std::string & reason) {
+    return reason.find("alloc") != std::string::npos ? PD2_ERROR_MEMORY : status;
+}
+
+bool is_gpu(ggml_backend_dev_t device) {
+    const auto type = ggml_backend_dev_type(device);
+    return type == GGML_BACKEND_DEVICE_TYPE_GPU || type == GGML_BACKEND_DEVICE_TYPE_IGPU;
+}
+
+std::string back_ends() {
+    std::string names;
+    for (size_t i = 0; i < ggml_backend_reg_count(); ++i) {
+        names += (i > 0 ? ", " : "") + std::string(ggml_backend_reg_name(ggml_backend_reg_get(i)));
+    }
+    return names;
+}
+
+void check_params(const TargetParams & params) {
+    if (params.context_size < 0) {
+        fail(PD2_ERROR_ARGUMENT, "context_size is %d: give a number of tokens, or 0 for the model's own",
+             params.context_size);
+    }
+    if (params.batch_size < 1) {
+        fail(PD2_ERROR_ARGUMENT, "batch_size is %d: give at least 1 token", params.batch_size);
+    }
+    if (params.n_threads < 0) {
+        fail(PD2_ERROR_ARGUMENT, "n_threads is %d: give a number of threads, or 0 for one a physical core",
+             params.n_threads);
+    }
+    if (params.n_gpu_layers > 0) {
+        bool found = false;
+        for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
+            found = found || is_gpu(ggml_backend_dev_get(i));
+        }
+        if (!found) {
+            fail(PD2_ERROR_BACKEND,
+                 "%d layers were to run on a GPU, but there is none (back ends in this build: %s): set the "
+                 "number of GPU layers to 0, or install a build with your GPU's back end",
+                 params.n_gpu_layers, back_ends().c_str());
+        }
+    }
+}
+
+struct Batch {
+    explicit Batch(int32_t capacity) : raw(llama_batch_init(capacity, 0, 1)) {
+        for (int32_t i = 0; i < capacity; ++i) {
+            raw.n_seq_id[i]  = 1;
+            raw.seq_id[i][0] = SEQUENCE;
+        }
+    }
+    Batch(const Batch &)             = delete;
+    Batch & operator=(const Batch &) = delete;
+    ~Batch() { llama_batch_free(raw); }
+
+    llama_batch raw;
+};
+
+class LlamaTarget : public Target {
+  public:
+    LlamaTarget(const TargetParams & params, const std::string & architecture);
+
+    void open(const std::vector<int32_t> & taps, int32_t max_rollback) override;
+
+    pd2_target_info                 info() const override;
+    SharedTensors                   shared() const override;
+    std::vector<ggml_backend_dev_t> devices() const override;
+
+    int32_t n_threads() const override { return n_threads_; }
+    int32_t batch_size() const override { return batch_size_; }
+
+    std::vector<int32_t> tokenize(const std::string & text, bool add_special, bool parse_special) const override;
+    std::string          token_bytes(int32_t token, bool special) const override;
+    bool                 is_end(int32_t token) const override { return llama_vocab_is_eog(vocab_, token); }
+    const char *         chat_template() const override { return llama_model_chat_template(model_.get(), nullptr); }
+
+    void decode(const int32_t * tokens, int32_t n, int32_t position, Logits logits, bool with_features) override;
+
+    const float * logits(int32_t row) const override { return logits_ + static_cast<size_t>(row) * n_vocab_; }
+    int32_t       n_logits() const override { return n_logits_; }
+    const float * features() const override { return taps_.features(); }
+    int32_t       n_features() const override { return taps_.n_rows(); }
+
+    bool truncate(int32_t position) override;
+    void clear() override;
+    bool holds(int32_t position) const override;
+
+  private:
+    void check_model() const;
+    void create_context(int32_t max_rollback, bool with_callback);
+    void check_decode(const int32_t * tokens, int32_t n, int32_t position, Logits logits) const;
+    void recover(int32_t position);
+
+    llama_memory_t memory() const { return llama_get_memory(context_.get()); }
+
+    TargetParams        params_;
+    std::string         architecture_;
+    llama_model_ptr     model_;
+    const llama_vocab * vocab_        = nullptr;
+    int32_t             n_vocab_      = 0;
+    int32_t             n_threads_    = 0;
+    int32_t             batch_size_   = 0;
+    int32_t             context_size_ = 0;
+    int32_t             max_outputs_  = 0;
+    bool                has_states_   = false;  // memory that cannot drop tokens but by snapshots
+
+    Taps                   taps_;  // before the context, which holds a pointer to it
+    llama_context_ptr      context_;
+    std::unique_ptr<Batch> batch_;
+    const float *          logits_   = nullptr;
+    int32_t                n_logits_ = 0;
+
+    int32_t end_         = 0;      // positions 0 .. end - 1 have been decoded
+    int32_t last_rows_   = 0;      // rows of the last decode: as many states have snapshots
+    bool    rolled_back_ = false;  // llama.cpp goes back to a snapshot once between two decodes
+};
+
+LlamaTarget::LlamaTarget(const TargetParams & params, const std::string & architecture)
+    : params_(params), architecture_(architecture) {
+    check_params(params);
+    n_threads_ = params.n_threads > 0 ? params.n_threads : physical_cores();
+
+    static ggml_backend_dev_t no_devices[] = {nullptr};
+
+    llama_model_params model_params = llama_model_default_params();
+    model_params.n_gpu_layers       = params.n_gpu_layers;
+    model_params.load_mode          = params.use_mmap ? LLAMA_LOAD_MODE_MMAP : LLAMA_LOAD_MODE_NONE;
+    if (params.n_gpu_layers == 0) {
+        model_params.devices = no_devices;  // else llama.cpp still sends large batches to a GPU
+    }
+
+    log_forget_errors();
+    model_.reset(llama_model_load_from_file(params.path.c_str(), model_params));
+    if (!model_) {
+        const std::string reason = logged_reason();
+        fail(memory_or(PD2_ERROR_MODEL_FILE, reason),
+             "llama.cpp cannot load the target '%s': %s. Check that the file is whole and that this build's llama.cpp "
+             "knows the model",
+             params.path.c_str(), reason.c_str());
+    }
+    vocab_      = llama_model_get_vocab(model_.get());
+    n_vocab_    = llama_vocab_n_tokens(vocab_);
+    has_states_ = llama_model_is_recurrent(model_.get()) || llama_model_is_hybrid(model_.get()) ||
+                  llm_arch_supports_rs_rollback(model_->arch);
+    check_model();
+
+    const int32_t trained = llama_model_n_ctx_train(model_.get());
+    context_size_         = params.context_size > 0 ? params.context_size
+                                                    : std::min(trained > 0 ? trained : DEFAULT_CONTEXT, DEFAULT_CONTEXT);
+    if (model_->pos_embd != nullptr && context_size_ > model_->pos_embd->ne[1]) {
+        fail(PD2_ERROR_ARGUMENT,
+             "context_size is %d, but this target has learned positions for %d tokens only: ask for no more",
+             context_size_, static_cast<int32_t>(model_->pos_embd->ne[1]));
+    }
+    batch_size_ = std::min(params.batch_size, context_size_);
+}
+
+void LlamaTarget::check_model() const {
+    const char * path = params_.path.c_str();
+    if (llama_vocab_type(vocab_) == LLAMA_VOCAB_TYPE_NONE || n_vocab_ <= 0) {
+        fail(PD2_ERROR_MODEL_FILE,
+             "the target '%s' carries no tokenizer: convert it again with its tokenizer files beside it", path);
+    }
+    if (llama_model_has_encoder(model_.get()) || llama_model_is_diffusion(model_.get()) ||
+        !model_->hparams.causal_attn || model_->output == nullptr) {
+        fail(PD2_ERROR_MODEL_FILE,
+             "the target '%s' (architecture %s) does not generate text from left to right: encoders, "
+             "encoder-decoders, embedding and diffusion models cannot be targets",
+             path, architecture_.c_str());
+    }
+}
+
+void LlamaTarget::create_context(int32_t max_rollback, bool with_callback) {
+    llama_context_params params = llama_context_default_params();
+    params.n_ctx                = context_size_;
+    params.n_batch              = batch_size_;
+    params.n_ubatch             = batch_size_;  // one decode, one graph: features keep the batch's order
+    params.n_outputs_max        = max_outputs_;
+    params.n_rs_seq             = has_states_ ? max_rollback : 0;
+    params.n_threads            = n_threads_;
+    params.n_threads_batch      = n_threads_;
+    params.type_k               = params_.kv_type;
+    params.type_v               = params_.kv_type;
+    if (params_.kv_type == GGML_TYPE_F32) {
+        params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;  // it would round the F32 cache to F16
+    }
+    params.swa_full = false;
+    if (with_callback) {
+        params.cb_eval           = Taps::on_node;
+        params.cb_eval_user_data = &taps_;
+    }
+
+    context_.reset();  // two at once might not fit
+    log_forget_errors();
+    context_.reset(llama_init_from_model(model_.get(), params));
+    if (!context_) {
+        const std::string reason = logged_reason();
+        fail(memory_or(PD2_ERROR_NATIVE, reason),
+             "a context of %d tokens with a cache of type %s cannot be made: %s. Ask for a smaller context_size or the "
+             "cache type f16",
+             context_size_, ggml_type_name(params_.kv_type), reason.c_str());
+    }
+    if (memory() == nullptr) {
+        fail(PD2_ERROR_MODEL_FILE, "the target '%s' (architecture %s) has no cache, so it cannot generate text",
+             params_.path.c_str(), architecture_.c_str());
+    }
+}
+
+void LlamaTarget::open(const std::vector<int32_t> & taps, int32_t max_rollback) {
+    taps_ = Taps(taps, llama_model_n_layer(model_.get()), llama_model_n_embd(model_.get()));
+
+    if (has_states_) {
+        batch_size_ =
+            std::max(batch_size_, max_rollback + 2);  // llama.cpp asserts that the snapshots fit into one batch
+    }
+    if (batch_size_ > context_size_) {
+        fail(PD2_ERROR_ARGUMENT,
+             "context_size is %d, but drafting %d tokens with this target takes at least %d: ask for more",
+             context_size_, max_rollback, batch_size_);
+    }
+    max_outputs_ =
+        taps_.need_every_output() ? batch_size_ : std::min(batch_size_, std::max(MIN_OUTPUTS, max_rollback + 1));
+
+    // llama.cpp takes the callback with the context only, and it costs a synchronisation in every part of the graph:
+    // made without it first, as most targets that heads exist for are wired.
+    bool callback = params_.taps_mode == PD2_TAPS_CALLBACK || taps_.need_every_output();
+    create_context(max_rollback, callback && !taps_.empty());
+    if (!taps_.empty()) {
+        if (params_.taps_mode != PD2_TAPS_CALLBACK && !taps_.wire(context_.get(), architecture_, batch_size_)) {
+            if (params_.taps_mode == PD2_TAPS_WIRED) {
+                fail(PD2_ERROR_ARGUMENT,
+                     "wired taps were asked for, but llama.cpp's graph for %s does not hand out these layers: "
+                     "leave the choice of taps automatic",
+                     architecture_.c_str());
+            }
+            if (!callback) {
+                create_context(max_rollback, true);
+            }
+            callback = true;
+        }
+        const std::string obstacle = callback ? taps_.obstacle(context_.get(), batch_size_) : "";
+        if (!obstacle.empty()) {
+            fail(PD2_ERROR_HEAD_MISMATCH,
+                 "the layers this head reads cannot be read from a target of architecture %s: %s. Run the "
+                 "target without a head",
+                 architecture_.c_str(), obstacle.c_str());
+        }
+    }
+    batch_ = std::make_unique<Batch>(batch_size_);
+    clear();
+}
+
+pd2_target_info LlamaTarget::info() const {
+    pd2_target_info info = {};
+    std::snprintf(info.architecture, sizeof(info.architecture), "%s", architecture_.c_str());
+    llama_model_desc(model_.get(), info.description, sizeof(info.description));
+
+    std::string names;
+    for (ggml_backend_dev_t device : devices()) {
+        names += (names.empty() ? "" : ", ") + std::string(ggml_backend_dev_name(device));
+    }
+    std::snprintf(info.devices, sizeof(info.devices), "%s", names.c_str());
+
+    info.n_vocab         = n_vocab_;
+    info.n_embd          = llama_model_n_embd(model_.get());
+    info.n_layer         = llama_model_n_layer(model_.get());
+    info.context_size    = context_size_;
+    info.context_trained = llama_model_n_ctx_train(model_.get());
+    info.n_threads       = n_threads_;
+    info.n_params        = llama_model_n_params(model_.get());
+    info.weight_bytes    = llama_model_size(model_.get());
+    info.has_encoder     = llama_model_has_encoder(model_.get());
+    info.is_recurrent    = has_states_;
+    info.rollback_limit  = !has_states_ ? -1 : context_ ? static_cast<int32_t>(llama_n_rs_seq(context_.get())) : 0;
+    info.taps_wired      = taps_.wired();
+    return info;
+}
+
+SharedTensors LlamaTarget::shared() const {
+    return {model_->tok_embd, model_->output, model_->output_s, model_->output_b};
+}
+
+std::vector<ggml_backend_dev_t> LlamaTarget::devices() const {
+    std::vector<ggml_backend_dev_t> devices;
+    for (int32_t i = 0; i < llama_model_n_devices(model_.get()); ++i) {
+        devices.push_back(llama_model_get_device(model_.get(), i));
+    }
+    devices.push_back(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU));
+    return devices;
+}
+
+std::vector<int32_t> LlamaTarget::tokenize(const std::string & text, bool add_special, bool parse_special) const {
+    if (text.size() > static_cast<size_t>(std::numeric_limits<int32_t>::max() / 2)) {
+        fail(PD2_ERROR_ARGUMENT, "the text has %zu bytes, more than a tokenizer can count: split it", text.size());
+    }
+    const auto           length = static_cast<int32_t>(text.size());
+    std::vector<int32_t> tokens(length / 2 + 16);
+    const auto           fill = [&] {
+        return llama_tokenize(vocab_, text.data(), length, tokens.data(), static_cast<int32_t>(tokens.size()),
+                                        add_special, parse_special);
+    };
+    try {
+        int32_t n = fill();
+        if (n < 0) {  // minus the number needed
+            tokens.resize(-static_cast<int64_t>(n));
+            n = fill();
+        }
+        tokens.resize(std::max(n, 0));
+    } catch (const std::out_of_range & error) {  // a vocabulary without the byte tokens it should have
+        fail(PD2_ERROR_MODEL_FILE, "the target's vocabulary cannot spell this text (%s): convert the target again",
+             error.what());
+    }
+    return tokens;
+}
+
+std::string LlamaTarget::token_bytes(int32_t token, bool special) const {
+    if (token < 0 || token >= n_vocab_) {
+        fail(PD2_ERROR_ARGUMENT, "token %d does not exist: the target's vocabulary has ids 0 to %d", token,
+             n_vocab_ - 1);
+    }
+    std::string bytes(64, '\0');
+    int32_t     n = llama_token_to_piece(vocab_, token, bytes.data(), static_cast<int32_t>(bytes.size()), 0, special);
+    if (n < 0) {
+        bytes.resize(-n);
+        n = llama_token_to_piece(vocab_, token, bytes.data(), static_cast<int32_t>(bytes.size()), 0, special);
+    }
+    bytes.resize(std::max(n, 0));
+    return bytes;
+}
+
+void LlamaTarget::check_decode(const int32_t * tokens, int32_t n, int32_t position, Logits logits) const {
+    if (n < 1 || n > batch_size_) {
+        fail(PD2_ERROR_ARGUMENT, "%d tokens cannot be decoded at once: give 1 to %d", n, batch_size_);
+    }
+    if (logits == Logits::all && n > max_outputs_) {
+        fail(PD2_ERROR_ARGUMENT, "logits of %d rows at once were asked for, but the context has room for %d", n,
+             max_outputs_);
+    }
+    if (position != end_) {
+        fail(PD2_ERROR_ARGUMENT, "decoding at position %d, but the cache ends at %d: truncate it first", position,
+             end_);
+    }
+    if (n > context_size_ - position) {
+        fail(PD2_ERROR_CONTEXT_OVERFLOW,
+             "%d tokens are in the context and %d more do not fit into its %d: shorten the text or load "
+             "with a larger context_size",
+             position, n, context_size_);
+    }
+    for (int32_t i = 0; i < n; ++i) {
+        if (tokens[i] < 0 || tokens[i] >= n_vocab_) {
+            fail(PD2_ERROR_ARGUMENT, "token %d does not exist: the target's vocabulary has ids 0 to %d", tokens[i],
+                 n_vocab_ - 1);
+        }
+    }
+}
+
+void LlamaTarget::decode(const int32_t * tokens, int32_t n, int32_t position, Logits logits, bool with_features) {
+    check_decode(tokens, n, position, logits);
+
+    const bool    every_row = logits == Logits::all || (with_features && taps_.need_every_output());
+    llama_batch & batch     = batch_->raw;
+    batch.n_tokens          = n;
+    for (int32_t i = 0; i < n; ++i) {
+        batch.token[i]  = tokens[i];
+        batch.pos[i]    = position + i;  // llama.cpp repeats it for each section of a multimodal rope
+        batch.logits[i] = every_row || (logits == Logits::last && i == n - 1);
+    }
+
+    n_logits_ = 0;
+    taps_.begin(with_features, n);
+    log_forget_errors();
+
+    int32_t     code = 0;
+    std::string thrown;
+    try {
+        code = llama_decode(context_.get(), batch);
+        llama_synchronize(context_.get());
+    } catch (const std::exception & error) {  // reserving buffers may fail; llama.cpp's C interface lets it through
+        code   = -2;
+        thrown = error.what();
+    }
+    if (code != 0) {
+        taps_.begin(false, 0);
+        if (code == 1) {  // found before anything was computed
+            fail(PD2_ERROR_CONTEXT_OVERFLOW,
+                 "the cache has no room for %d tokens after %d (context_size %d): shorten the text or "
+                 "load with a larger context_size",
+                 n, position, context_size_);
+        }
+        recover(position);
+        const std::string reason = thrown.empty() ? logged_reason() : thrown;
+        fail(memory_or(PD2_ERROR_NATIVE, reason), "llama.cpp failed to decode %d tokens at position %d: %s", n,
+             position, reason.c_str());
+    }
+
+    end_         = position + n;
+    last_rows_   = n;
+    rolled_back_ = false;
+    if (logits != Logits::none) {
+        n_logits_ = logits == Logits::all ? n : 1;
+        logits_   = llama_get_logits(context_.get());  // [rows with logits, n_vocab], in the batch's order
+        if (logits == Logits::last && every_row) {
+            logits_ += static_cast<size_t>(n - 1) * n_vocab_;
+        }
+    }
+    taps_.end(context_.get());
+}
+
+// After a failure in mid-graph the states and cells of these rows are undefined.
+void LlamaTarget::recover(int32_t position) {
+    if (has_states_ || !llama_memory_seq_rm(memory(), SEQUENCE, position, -1)) {
+        clear();
+    }
+}
+
+bool LlamaTarget::holds(int32_t position) const {
+    if (position <= 0 || position >= end_) {
+        return position == 0 || position == end_;
+    }
+    if (has_states_) {
+        // llama.cpp would also go back to snapshots that the last decode was too short to write
+        const auto kept = std::min(static_cast<int32_t>(llama_n_rs_seq(context_.get())), last_rows_ - 1);
+        return !rolled_back_ && end_ - position <= kept;
+    }
+    const auto window = static_cast<int32_t>(model_->hparams.n_swa);
+    if (window == 0) {
+        return true;
+    }
+    // Windowed layers overwrite what the newest token no longer sees; a token at `position` sees further back.
+    const bool    chunked = model_->hparams.swa_type == LLAMA_SWA_TYPE_CHUNKED;
+    const int32_t first   = chunked ? position / window * window : std::max(0, position - window + 1);
+    return llama_memory_seq_pos_min(memory(), SEQUENCE) <= first;
+}
+
+bool LlamaTarget::truncate(int32_t position) {
+    if (position == 0) {
+        clear();
+        return true;
+    }
+    if (position == end_ || !holds(position)) {
+        return position == end_;
+    }
+    if (!llama_memory_seq_rm(memory(), SEQUENCE, position, -1)) {
+        return false;
+    }
+    rolled_back_ = has_states_;
+    end_         = position;
+    return true;
+}
+
+void LlamaTarget::clear() {
+    llama_memory_clear(memory(), false);
+    end_         = 0;
+    last_rows_   = 0;
+    rolled_back_ = false;
+}
+
+}  // namespace
+
+std::unique_ptr<Target> Target::load(const TargetParams & params) {
+    static std::once_flag once;
+    std::call_once(once, [] {
+        log_install();
+        llama_backend_init();
+    });
+    return std::make_unique<LlamaTarget>(params, check_target_file(params.path));
+}
+
+}  // namespace pd2
