@@ -1,0 +1,93 @@
+"""`pydflash2 doctor`: what this installation can do, and whether a pair fits."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pydflash2
+from pydflash2 import model_files, native
+from pydflash2.errors import ModelFileError
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+
+def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    parser = commands.add_parser(
+        "doctor",
+        help="say whether a pair fits, or what this installation has",
+        description="With TARGET and HEAD: say line by line whether the pair fits; exit status 1 where it "
+        "doesn't. Without: versions, the llama.cpp inside, back ends, devices, CPU features.",
+    )
+    parser.add_argument("target", nargs="?", metavar="TARGET", help="the target's GGUF")
+    parser.add_argument(
+        "head",
+        nargs="?",
+        metavar="HEAD",
+        help="the head: a GGUF, or a checkpoint's folder (default: the one beside it)",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    return _installation(args.json) if args.target is None else _pair(args.target, args.head, args.json)
+
+
+def _pair(target: str, head: str | None, as_json: bool) -> int:
+    from pydflash2.inspection import check_pair  # loads gguf, which generate doesn't need
+
+    target_file = model_files.model_file(target, "target")
+    head_file = Path(head) if head is not None else model_files.head_beside(target_file)
+    if head_file is None:
+        raise ModelFileError(f"head: none lies beside {target_file.name}; name one")
+    if not head_file.is_dir():
+        head_file = model_files.model_file(head_file, "head")
+    lines = check_pair(target_file, head_file)
+    fits = all(line.ok for line in lines)
+    if as_json:
+        checks = [line._asdict() for line in lines]
+        record = {"target": str(target_file), "head": str(head_file), "fits": fits, "checks": checks}
+        print(json.dumps(record, ensure_ascii=False))
+    else:
+        for line in lines:
+            print(f"{'ok' if line.ok else 'FAIL':4}  {line.name}: {line.detail}")
+        print(
+            "the pair fits" if fits else "the pair does not fit: use the head that was made for this target"
+        )
+    return 0 if fits else 1
+
+
+def _installation(as_json: bool) -> int:
+    devices = native.devices()
+    record: dict[str, Any] = {
+        "pydflash2": pydflash2.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "llama_cpp": native.llama_cpp_pin(),
+        "backends": sorted({device["backend"] for device in devices}),
+        "devices": devices,
+        "cpu_features": _cpu_features(native.system_info()),
+        "system_info": native.system_info().strip(),
+    }
+    if as_json:
+        print(json.dumps(record, ensure_ascii=False))
+        return 0
+    for key in ("pydflash2", "python", "platform", "llama_cpp"):
+        print(f"{key.replace('_', '.'):12} {record[key]}")
+    print(f"{'back ends':12} {', '.join(record['backends'])}")
+    for device in devices:
+        free, total = (device[key] / 2**30 for key in ("memory_free", "memory_total"))
+        print(f"{'device':12} {device['name']}: {device['description']}, {free:.1f} of {total:.1f} GiB free")
+    print(f"{'CPU':12} {', '.join(record['cpu_features']) or '-'}")
+    return 0
+
+
+def _cpu_features(system_info: str) -> list[str]:
+    """What is on in the CPU's part of llama.cpp's line: "CPU : SSE3 = 1 | AVX = 1 | ..."."""
+    entries = [entry.partition("=") for entry in system_info.partition("CPU :")[2].split("|")]
+    return [name.strip() for name, _, value in entries if value.strip() == "1"]

@@ -1,0 +1,457 @@
+"""The engine: a target, the head that drafts for it, and the loop of rounds between them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from types import TracebackType
+from typing import Literal, SupportsIndex
+
+import numpy as np
+
+from pydflash2 import arguments, model_files
+from pydflash2.errors import ContextOverflowError, EngineBusyError
+from pydflash2.native import TAPS, NativeEngine
+from pydflash2.results import Draft, Piece, Result, Stats, Verdict
+from pydflash2.text import TextStream
+
+PathLike = str | os.PathLike[str]
+Prompt = str | Iterable[SupportsIndex]
+Width = int | Literal["auto"]
+
+_MOST_THREADS = 512  # GGML_MAX_N_THREADS
+
+
+def load(
+    target: PathLike | None = None,
+    head: PathLike | None = "auto",
+    *,
+    context_size: int | None = None,
+    batch_size: int | None = None,
+    n_threads: int | None = None,
+    n_gpu_layers: int = -1,
+    kv_type: str = "f16",
+    drafter_kv_type: str = "f16",
+    taps: Literal["auto", "wired", "callback"] = "auto",
+    use_mmap: bool = True,
+) -> Engine:
+    """Loads a target and its head from GGUF files.
+
+    target: its path; without one, the demo pair inside the package.
+    head: its path, "auto" (the file named dflash-<Model>-<type>.gguf beside the target, if there is one),
+        or None for plain decoding.
+    context_size: tokens a text can have, prompt included; None: what the target was trained on, 8192 at most.
+    batch_size: tokens that one step of the prefill decodes, the head's block_size at least; None: 512. Ctrl-C
+        waits for one step at most.
+    n_threads: None: one a physical core.
+    n_gpu_layers: layers of the target that are offloaded; -1: all where there is a device, 0: none.
+    kv_type, drafter_kv_type: types of the two caches, "f16", "f32", "bf16"; the target's also "q8_0", ...
+    taps: how the target's features are read. "auto" is right unless you compare the two ways.
+    use_mmap: map the target's file rather than read it.
+
+    Raises ModelFileError (HeadFormatError, HeadMismatchError), BackendUnavailableError, OutOfMemoryError,
+    NativeError; ValueError and TypeError for bad arguments.
+    """
+    if taps not in TAPS:
+        raise ValueError(f'taps is {taps!r}: use "auto", "wired" or "callback"')
+    target_file, head_file, no_head = _files(target, head)
+
+    native = NativeEngine(
+        target_file,
+        head_file,
+        context_size=0 if context_size is None else arguments.integer("context_size", context_size, 0),
+        batch_size=0 if batch_size is None else arguments.integer("batch_size", batch_size, 1),
+        n_threads=0 if n_threads is None else arguments.integer("n_threads", n_threads, 1, _MOST_THREADS),
+        n_gpu_layers=arguments.integer("n_gpu_layers", n_gpu_layers, -1),
+        kv_type=kv_type,
+        drafter_kv_type=drafter_kv_type,
+        taps=TAPS[taps],
+        use_mmap=use_mmap,
+    )
+    if batch_size is not None and native.head is not None and batch_size < native.head.block_size:
+        native.close()
+        raise ValueError(
+            f"batch_size is {batch_size}, but a block of this head has {native.head.block_size} rows: "
+            "give as many at least"
+        )
+    return Engine(native, target_file, head_file, no_head)
+
+
+def _files(target: PathLike | None, head: PathLike | None) -> tuple[Path, Path | None, str]:
+    """Target, head, and where there is no head the reason, as stats.drafting gives it."""
+    no_head = "off: loaded with head=None"
+    if target is None:
+        if head not in ("auto", None):
+            raise ValueError(f"head is {os.fspath(head)!r} without a target: name the one it was made for")
+        demo_target, demo_head = model_files.demo_pair()
+        return demo_target, demo_head if head == "auto" else None, no_head
+    target_file = model_files.model_file(target, "target")
+    if head == "auto":
+        return (
+            target_file,
+            model_files.head_beside(target_file),
+            f"off: no head lies beside {target_file.name}",
+        )
+    return target_file, None if head is None else model_files.model_file(head, "head"), no_head
+
+
+class Engine:
+    """A loaded pair and one text. `load` makes it; `close`, `with`, or its last reference's end closes it.
+
+    `generate` and `stream` run the whole loop; `prefill`, `draft` and `verify` are its steps. Every new
+    prompt begins a new text, and the part that it shares with the text before isn't computed again.
+
+    One call at a time: a call during another thread's, or while a stream is neither finished nor closed,
+    raises EngineBusyError. After `close` every call raises EngineClosedError.
+    """
+
+    def __init__(self, native: NativeEngine, target: Path, head: Path | None, no_head: str) -> None:
+        self._native = native
+        self._target, self._head = target, head
+        self._no_head = no_head  # why, for stats.drafting
+        self._busy = threading.Lock()
+        self._warned = False
+        self._bytes: dict[int, bytes] = {}  # of each token seen
+
+        self._full_width, self._limit_reason = 0, ""
+        if native.head is not None:
+            self._full_width = native.head.block_size - 1
+            limit = native.target.rollback_limit
+            if 0 <= limit < self._full_width:
+                self._full_width = limit
+                self._limit_reason = f"this target's state can take back {limit} tokens a round"
+
+    def __repr__(self) -> str:
+        head = None if self._head is None else self._head.name
+        state = "closed" if self._native.closed else f"context_size={self.context_size}"
+        return f"<pydflash2.Engine target={self._target.name!r} head={head!r} {state}>"
+
+    def __enter__(self) -> Engine:
+        self._native.check_open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Frees models and caches, after the step that another thread may be in. Twice does no harm."""
+        self._native.close()
+
+    @property
+    def context_size(self) -> int:
+        """Tokens a text can have, prompt included."""
+        return int(self._native.target.context_size)
+
+    @property
+    def block_size(self) -> int | None:
+        """Rows of the head's block: the anchor and block_size - 1 drafted tokens. None without a head."""
+        return None if self._native.head is None else int(self._native.head.block_size)
+
+    @property
+    def tokens(self) -> list[int]:
+        """Everything committed, prompt included. The last one is the anchor.
+
+        After a stop string it can reach a few tokens further than the result: to the end of the round.
+        """
+        return self._native.tokens()
+
+    def tokenize(self, text: str) -> list[int]:
+        """Tokens of a prompt as `generate` makes them: with the tokens the model puts around a text (a
+        beginning token, mostly), and with special tokens such as <|im_end|> recognised where the text
+        spells them.
+        """
+        if not isinstance(text, str):
+            raise TypeError(f"text is {type(text).__name__}: give a str")
+        try:
+            data = text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"the text has half a surrogate pair at character {error.start}, which no model can read: "
+                "decode your input as UTF-8 with errors='replace'"
+            ) from None
+        return self._native.tokenize(data, add_special=True, parse_special=True)
+
+    def detokenize(self, tokens: Iterable[SupportsIndex]) -> str:
+        """Text of tokens. Special tokens have none."""
+        return b"".join(map(self._token_bytes, self._checked(tokens))).decode("utf-8", "replace")
+
+    # ---- the whole loop ----
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int | None = None,
+        temperature: float = 0.0,
+        max_draft_tokens: Width = "auto",
+        stop: str | Iterable[str] | None = None,
+        speculate: bool = True,
+    ) -> Result:
+        """Continues a prompt and returns when the text is complete: the text the target alone would choose.
+
+        prompt: text (see `tokenize`) or token ids.
+        max_tokens: tokens generated at most; None: until the context is full.
+        temperature: 0, greedy decoding, is what this version does.
+        max_draft_tokens: tokens drafted a round. It counts drafted tokens, as llama.cpp and vLLM do (SGLang
+            counts the anchor too). "auto" is the most the head was made for, block_size - 1; a greater
+            number is brought down to that, with one warning. 0 is plain decoding.
+        stop: a string, or several. The text ends before the one that is completed first.
+        speculate: False decodes without the head.
+
+        Raises ContextOverflowError before anything is computed where prompt and max_tokens don't fit the
+        context, EngineBusyError, EngineClosedError, OutOfMemoryError, NativeError; ValueError, TypeError.
+        Ctrl-C ends it after the step that is running, and leaves the engine usable.
+        """
+        request = self._request(prompt, max_tokens, temperature, max_draft_tokens, stop, speculate)
+        with closing(self._run(request)) as run:  # a traceback that lives on must not keep the engine busy
+            while True:
+                try:
+                    next(run)
+                except StopIteration as end:
+                    result: Result = end.value
+                    return result
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int | None = None,
+        temperature: float = 0.0,
+        max_draft_tokens: Width = "auto",
+        stop: str | Iterable[str] | None = None,
+        speculate: bool = True,
+    ) -> Generator[Piece, None, Result]:
+        """Like `generate`, but a generator of pieces, one a round. Their texts joined are the result's
+        text, and the generator's return value is the result.
+
+        Arguments are checked at once. From the first piece on the engine is busy, until the stream ends, is
+        closed, or is dropped. A stream that is closed early leaves the engine usable.
+        """
+        return self._run(self._request(prompt, max_tokens, temperature, max_draft_tokens, stop, speculate))
+
+    def _request(
+        self,
+        prompt: Prompt,
+        max_tokens: int | None,
+        temperature: float,
+        max_draft_tokens: Width,
+        stop: str | Iterable[str] | None,
+        speculate: bool,
+    ) -> _Request:
+        if self._busy.locked():
+            raise EngineBusyError(_BUSY)
+        arguments.greedy(temperature)
+        limit = None if max_tokens is None else arguments.integer("max_tokens", max_tokens, 1)
+        width, drafting = self._width(max_draft_tokens, stacklevel=4)
+        if not speculate:
+            width, drafting = 0, "off: speculate=False"
+        stops = arguments.stop_strings(stop)
+        tokens = self._prompt(prompt)
+        room = self._room(tokens, limit)
+        return _Request(tokens, room if limit is None else limit, width, drafting, stops)
+
+    def _run(self, request: _Request) -> Generator[Piece, None, Result]:
+        stats = Stats(drafting=request.drafting, prompt_tokens=len(request.prompt))
+        text = TextStream(request.stop)
+        texts: list[str] = []
+        tokens: list[int] = []
+        width = request.width
+        with self._exclusively():
+            start = perf_counter()
+            stats.reused_tokens, anchor = self._prefill(request.prompt, drafting=width > 0)
+            stats.prefill_seconds = perf_counter() - start
+            if width > 0 and (obstacle := self._native.draft_obstacle()) is not None:
+                width, stats.drafting = 0, f"off: {obstacle}"
+            stats.max_draft_tokens, stats.accepted_by_position = width, [0] * width
+
+            committed, ended = [anchor], self._native.is_end(anchor)
+            while True:
+                piece, committed = self._show(committed, ended, text)
+                tokens += committed
+                if ended or text.stopped or len(tokens) >= request.max_tokens:
+                    break
+                texts.append(piece)
+                yield Piece(piece, committed)
+                # The last round drafts only what can still be committed beside its bonus token.
+                committed, ended = self._round(min(width, request.max_tokens - len(tokens) - 1), stats)
+
+        piece += text.finish()
+        reason = "stop" if ended or text.stopped else "length"
+        stats.generated_tokens = len(tokens)
+        yield Piece(piece, committed, reason, stats)
+        return Result("".join(texts) + piece, tokens, reason, stats)
+
+    def _show(self, committed: list[int], ended: bool, text: TextStream) -> tuple[str, list[int]]:
+        """The text that is certain now, and the tokens up to the one that completed a stop string."""
+        piece = ""
+        for count, token in enumerate(committed, start=1):
+            if ended and count == len(committed):
+                break  # an end token is no text
+            piece += text.feed(self._token_bytes(token))
+            if text.stopped:
+                return piece, committed[:count]
+        return piece, committed
+
+    def _round(self, width: int, stats: Stats) -> tuple[list[int], bool]:
+        """A draft and its verification; a plain step at width 0. Returns the tokens committed, and if the
+        text ended with them.
+        """
+        start = perf_counter()
+        tokens, n_drafted = [], 0
+        if width > 0:
+            draft = self._native.draft(width)
+            tokens, n_drafted = draft.tokens, draft.n
+        drafted = perf_counter()
+        committed, verdict = self._native.verify(tokens, n_drafted)
+        stats.draft_seconds += drafted - start
+        stats.verify_seconds += perf_counter() - drafted
+        if n_drafted > 0:
+            stats.rounds += 1
+            stats.drafted += n_drafted
+            stats.accepted += verdict.n_accepted
+            for position in range(verdict.n_accepted):
+                stats.accepted_by_position[position] += 1
+        return committed, bool(verdict.finished)
+
+    # ---- its steps ----
+
+    def prefill(self, tokens: Prompt) -> int:
+        """Begins a new text with a prompt and returns the anchor: the first token that the target chooses.
+
+        Only what the caches don't hold of the prompt already is computed. Raises as `generate` does.
+        """
+        prompt = self._prompt(tokens)
+        self._room(prompt, None)
+        with self._exclusively():
+            return self._prefill(prompt, drafting=self._native.head is not None)[1]
+
+    def draft(self, max_draft_tokens: Width = "auto", temperature: float = 0.0) -> Draft:
+        """Proposes the tokens after the anchor: `max_draft_tokens`, fewer near the end of the context.
+
+        Changes nothing that was committed: it can be called again, and its draft can be dropped. Raises
+        ValueError where there is nothing to draft from: no head, or no prefill before.
+        """
+        arguments.greedy(temperature)
+        width, drafting = self._width(max_draft_tokens, stacklevel=3)
+        if width == 0:
+            raise ValueError(f"nothing can be drafted ({drafting}); verify([]) decodes one token plainly")
+        with self._exclusively():
+            tokens, probabilities, candidates, lattice = self._native.draft_arrays(self._native.draft(width))
+        # The row of scores that counts at t is the one after the candidate that the path took at t - 1.
+        rows = [0] + [int(np.argmax(candidates[t] == token)) for t, token in enumerate(tokens[:-1])]
+        scores = lattice[np.arange(len(tokens)), rows[: len(tokens)]]
+        return Draft(tokens, probabilities, candidates, scores)
+
+    def verify(self, draft: Draft | Iterable[SupportsIndex]) -> Verdict:
+        """Lets the target judge a draft (or any token ids; [] for a plain step), commits the part it agrees
+        with and its own next token. The only call that moves the text forward. Raises ContextOverflowError
+        where the context has no room for the draft; nothing is changed then.
+        """
+        tokens = self._checked(draft.tokens if isinstance(draft, Draft) else draft)
+        with self._exclusively():
+            committed, verdict = self._native.verify(tokens, len(tokens))
+        bonus = committed[-1] if verdict.has_bonus else None
+        return Verdict(committed, int(verdict.n_accepted), bonus, bool(verdict.finished))
+
+    def _prefill(self, prompt: list[int], drafting: bool) -> tuple[int, int]:
+        """Returns how many tokens of the prompt were reused, and the anchor."""
+        reused = self._native.begin(prompt, drafting)
+        while self._native.prefill() > 0:
+            pass  # a chunk a call, so that a signal is seen between two
+        return reused, self._native.tokens()[-1]
+
+    # ---- checks ----
+
+    @contextmanager
+    def _exclusively(self) -> Iterator[None]:
+        if not self._busy.acquire(blocking=False):
+            raise EngineBusyError(_BUSY)
+        try:
+            yield
+        finally:
+            self._busy.release()
+
+    def _width(self, max_draft_tokens: Width, stacklevel: int) -> tuple[int, str]:
+        """Tokens to draft a round, and stats.drafting for it."""
+        on = f"on, {self._full_width} a round: {self._limit_reason}" if self._limit_reason else "on"
+        if max_draft_tokens == "auto":
+            width = self._full_width
+        elif isinstance(max_draft_tokens, str):
+            raise ValueError(f'max_draft_tokens is {max_draft_tokens!r}: give a number or "auto"')
+        else:
+            width = arguments.integer("max_draft_tokens", max_draft_tokens, 0)
+            if width == 0:
+                return 0, "off: max_draft_tokens=0"
+        if self._native.head is None:
+            return 0, self._no_head
+        if width > self._full_width:
+            if not self._warned:
+                self._warned = True
+                why = self._limit_reason or f"the head's block has {self.block_size} rows, one the anchor's"
+                warnings.warn(
+                    f"max_draft_tokens={width} is more than this pair can draft: {self._full_width} is used "
+                    f"({why})",
+                    stacklevel=stacklevel,
+                )
+            width = self._full_width
+        return (width, on) if width else (0, f"off: {self._limit_reason or 'the block has one row'}")
+
+    def _prompt(self, prompt: Prompt) -> list[int]:
+        if not isinstance(prompt, str):
+            tokens = self._checked(prompt)
+            if not tokens:
+                raise ValueError("the prompt has no tokens: give one at least")
+            return tokens
+        tokens = self.tokenize(prompt)
+        if not tokens:
+            raise ValueError(
+                "the prompt is empty, and the target adds no token before a text: give some text"
+            )
+        return tokens
+
+    def _checked(self, tokens: Iterable[SupportsIndex]) -> list[int]:
+        self._native.check_open()
+        return arguments.token_ids(tokens, self._native.target.n_vocab)
+
+    def _room(self, prompt: list[int], max_tokens: int | None) -> int:
+        """Tokens that can be generated after a prompt."""
+        room = self.context_size - len(prompt)
+        wanted = 1 if max_tokens is None else max_tokens
+        if wanted <= room:
+            return room
+        generated = "the token to be generated" if max_tokens is None else f"max_tokens={max_tokens}"
+        advice = f"load with context_size={len(prompt) + wanted}"
+        advice += f" or ask for {room} tokens at most" if room > 0 else " or shorten the prompt"
+        raise ContextOverflowError(
+            f"the prompt's {len(prompt)} tokens and {generated} need {len(prompt) + wanted} places, but the "
+            f"context has {self.context_size}: {advice}"
+        )
+
+    def _token_bytes(self, token: int) -> bytes:
+        data = self._bytes.get(token)
+        if data is None:
+            data = self._bytes[token] = self._native.token_bytes(token)
+        return data
+
+
+@dataclass(frozen=True)
+class _Request:
+    prompt: list[int]
+    max_tokens: int
+    width: int
+    drafting: str
+    stop: tuple[str, ...]
+
+
+_BUSY = (
+    "the engine is busy with another call: finish or close() the stream that is open, or load another engine "
+    "for the other thread"
+)

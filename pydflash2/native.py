@@ -1,0 +1,255 @@
+"""The thin layer over the compiled module: one method a native call, nothing decided here.
+
+Each call is short (a prefill chunk, a draft, a verification), releases the interpreter lock, and is the
+only place where a signal has to wait.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pydflash2.errors import EngineClosedError, NativeError, error_from_status
+
+try:
+    from pydflash2._native import ffi, lib
+except ImportError as error:
+    raise ImportError(
+        f"the compiled part of pydflash2 can't be loaded from {Path(__file__).parent}: {error}. If that is "
+        "the source folder, Python took it for the package: change to another one, or run 'pip install .'"
+    ) from error
+
+__all__ = ["TAPS", "NativeEngine", "check", "devices", "ffi", "lib", "llama_cpp_pin", "string", "system_info"]
+
+Floats = npt.NDArray[np.float32]
+Integers = npt.NDArray[np.int32]
+
+TAPS = {"auto": lib.PD2_TAPS_AUTO, "wired": lib.PD2_TAPS_WIRED, "callback": lib.PD2_TAPS_CALLBACK}
+
+log = logging.getLogger("pydflash2")
+
+_LOG_LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
+
+
+def drain_log() -> None:
+    """Passes the lines that llama.cpp and the core have queued on to `logging.getLogger("pydflash2")`."""
+    level, line = ffi.new("int32_t *"), ffi.new("char[]", 4096)
+    while lib.pd2_log_next(level, line, len(line)) >= 0:
+        log.log(_LOG_LEVELS.get(level[0], logging.INFO), "%s", string(line))
+
+
+def check(status: int) -> None:
+    """Raises what a native call's status stands for, with its message."""
+    drain_log()
+    if status != lib.PD2_OK:
+        raise error_from_status(int(status), string(lib.pd2_last_error()))
+
+
+def string(characters: Any) -> str:
+    text: str = ffi.string(characters).decode("utf-8", "replace")
+    return text
+
+
+def system_info() -> str:
+    """llama.cpp's line of CPU features and back-end switches."""
+    return string(lib.pd2_system_info())
+
+
+def llama_cpp_pin() -> str:
+    """The llama.cpp this build contains."""
+    return string(lib.pd2_llama_cpp_pin())
+
+
+def devices() -> list[dict[str, Any]]:
+    """The devices ggml sees, each as a dict of pd2_device_info's fields; memory in bytes."""
+    found = []
+    for index in range(lib.pd2_device_count()):
+        info = ffi.new("pd2_device_info *")
+        check(lib.pd2_device_get(index, info))
+        found.append(
+            {
+                "name": string(info.name),
+                "description": string(info.description),
+                "backend": string(info.backend),
+                "is_gpu": bool(info.is_gpu),
+                "memory_free": int(info.memory_free),
+                "memory_total": int(info.memory_total),
+            }
+        )
+    return found
+
+
+def _needed(count: int) -> int:
+    """The capacity that a negative count of tokens or bytes asks for."""
+    if count == -(2**31):
+        raise NativeError(string(lib.pd2_last_error()))
+    return -count
+
+
+def _free(lock: threading.Lock, engine: Any, sequence: Any) -> None:
+    with lock:  # a call that another thread is in ends first
+        lib.pd2_sequence_free(sequence)
+        lib.pd2_engine_free(engine)
+    drain_log()
+
+
+class NativeEngine:
+    """A pd2_engine with its one pd2_sequence. Freed by `close`, by the garbage collector, or at exit."""
+
+    def __init__(
+        self,
+        target: Path,
+        head: Path | None,
+        *,
+        context_size: int,
+        batch_size: int,
+        n_threads: int,
+        n_gpu_layers: int,
+        kv_type: str,
+        drafter_kv_type: str,
+        taps: int,
+        use_mmap: bool,
+    ) -> None:
+        # The struct holds bare pointers: these objects keep what they point to alive until the load is over.
+        target_path = ffi.new("char[]", os.fsencode(target))
+        head_path = ffi.NULL if head is None else ffi.new("char[]", os.fsencode(head))
+        kv, drafter_kv = (
+            ffi.new("char[]", f"{kv_type}".encode()),
+            ffi.new("char[]", f"{drafter_kv_type}".encode()),
+        )
+
+        params = ffi.new("pd2_engine_params *")
+        lib.pd2_engine_default_params(params)
+        params.target_path, params.head_path = target_path, head_path
+        params.context_size, params.batch_size = context_size, batch_size
+        params.n_threads, params.n_gpu_layers = n_threads, n_gpu_layers
+        params.kv_type, params.drafter_kv_type = kv, drafter_kv
+        params.taps, params.use_mmap = taps, use_mmap
+
+        engine, sequence = ffi.new("pd2_engine **"), ffi.new("pd2_sequence **")
+        check(lib.pd2_engine_load(params, engine))
+        self._engine = engine[0]
+        try:
+            check(lib.pd2_sequence_create(self._engine, sequence))
+        except BaseException:
+            lib.pd2_engine_free(self._engine)
+            raise
+        self._sequence = sequence[0]
+
+        self._lock = threading.Lock()  # one native call at a time
+        self._release = weakref.finalize(self, _free, self._lock, self._engine, self._sequence)
+
+        self.target = ffi.new("pd2_target_info *")
+        check(lib.pd2_engine_target_info(self._engine, self.target))
+        self.head: Any = None
+        if head is not None:
+            self.head = ffi.new("pd2_head_info *")
+            check(lib.pd2_engine_head_info(self._engine, self.head))
+
+    def close(self) -> None:
+        self._release()
+
+    @property
+    def closed(self) -> bool:
+        return not self._release.alive
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise EngineClosedError("the engine is closed: load a new one")
+
+    @contextmanager
+    def _entered(self) -> Iterator[None]:
+        with self._lock:
+            self.check_open()
+            yield
+
+    # ---- text <-> tokens ----
+
+    def tokenize(self, text: bytes, add_special: bool, parse_special: bool) -> list[int]:
+        with self._entered():
+            capacity = len(text) + 8
+            while True:
+                tokens = ffi.new("int32_t[]", capacity)
+                count = lib.pd2_tokenize(
+                    self._engine, text, len(text), add_special, parse_special, tokens, capacity
+                )
+                if count >= 0:
+                    return list(ffi.unpack(tokens, count)) if count else []
+                capacity = _needed(count)
+
+    def token_bytes(self, token: int, special: bool = False) -> bytes:
+        with self._entered():
+            capacity = 64
+            while True:
+                data = ffi.new("char[]", capacity)
+                count = lib.pd2_token_bytes(self._engine, token, special, data, capacity)
+                if count >= 0:
+                    return bytes(ffi.buffer(data, count))
+                capacity = _needed(count)
+
+    def is_end(self, token: int) -> bool:
+        with self._entered():
+            return bool(lib.pd2_token_is_end(self._engine, token))
+
+    # ---- the sequence ----
+
+    def begin(self, tokens: Sequence[int], drafting: bool) -> int:
+        """Sets the prompt. Returns how many of its tokens the caches already hold."""
+        n_reused = ffi.new("int32_t *")
+        with self._entered():
+            check(lib.pd2_sequence_begin(self._sequence, list(tokens), len(tokens), drafting, n_reused))
+        return int(n_reused[0])
+
+    def prefill(self) -> int:
+        """Decodes one chunk of the prompt and returns how many tokens are left. At 0 there is an anchor."""
+        n_left = ffi.new("int32_t *")
+        with self._entered():
+            check(lib.pd2_sequence_prefill(self._sequence, 0, n_left))
+        return int(n_left[0])
+
+    def draft(self, width: int) -> Any:
+        """A pd2_draft, whose arrays are valid until the sequence's next call."""
+        draft = ffi.new("pd2_draft *")
+        with self._entered():
+            check(lib.pd2_sequence_draft(self._sequence, width, draft))
+        return draft
+
+    def draft_arrays(self, draft: Any) -> tuple[list[int], Floats, Integers, Floats]:
+        """Copies of a draft's tokens [n], probabilities [n], candidates [n, k] and scores [n, k, k]."""
+        n, k = draft.n, draft.k
+        with self._entered():
+            if not n:  # the arrays may be NULL
+                return [], np.empty(0, "f4"), np.empty((0, k), "i4"), np.empty((0, k, k), "f4")
+            return (
+                list(ffi.unpack(draft.tokens, n)),
+                np.frombuffer(ffi.buffer(draft.probabilities, 4 * n), np.float32).copy(),
+                np.frombuffer(ffi.buffer(draft.candidates, 4 * n * k), np.int32).reshape(n, k).copy(),
+                np.frombuffer(ffi.buffer(draft.scores, 4 * n * k * k), np.float32).reshape(n, k, k).copy(),
+            )
+
+    def verify(self, draft: Any, n_draft: int) -> tuple[list[int], Any]:
+        """Verifies [n_draft] tokens. Returns the tokens committed, and the pd2_verdict."""
+        verdict = ffi.new("pd2_verdict *")
+        with self._entered():
+            check(lib.pd2_sequence_verify(self._sequence, draft, n_draft, -1, verdict))
+            return list(ffi.unpack(verdict.tokens, verdict.n)), verdict
+
+    def tokens(self) -> list[int]:
+        with self._entered():
+            count = lib.pd2_sequence_n_tokens(self._sequence)
+            return list(ffi.unpack(lib.pd2_sequence_tokens(self._sequence), count)) if count else []
+
+    def draft_obstacle(self) -> str | None:
+        """Why `draft` would refuse, or None."""
+        with self._entered():
+            reason = lib.pd2_sequence_draft_obstacle(self._sequence)
+            return string(reason) if reason != ffi.NULL else None

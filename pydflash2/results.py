@@ -1,0 +1,116 @@
+"""What the engine returns. Shapes are in brackets: n drafted tokens, K candidates for each."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, eq=False)  # arrays have no single truth value
+class Draft:
+    """A proposal of the head: the path through the lattice, and the lattice's rows along that path.
+
+    The anchor isn't part of it. `verify` takes a draft or any list of token ids.
+    """
+
+    tokens: list[int]  # [n]
+    probabilities: npt.NDArray[np.float32]  # [n] softmax of the scores, at the token chosen
+    candidates: npt.NDArray[np.int32]  # [n, K] token ids
+    scores: npt.NDArray[np.float32]  # [n, K] of the candidates, after the path's previous token
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the target made of a draft. All of `tokens` are committed."""
+
+    tokens: list[int]  # accepted drafts, then the bonus token where there is one
+    n_accepted: int  # drafts among them
+    bonus_token: int | None  # the target's own choice; None where an accepted end token cut the run
+    finished: bool  # the last token is an end-of-generation token
+
+
+@dataclass
+class Stats:
+    """Counts and times of one request. Widths and counts never include the anchor.
+
+    The acceptance figures are defined as vLLM defines them. A round is one draft and its verification; a
+    last step that has no room for a draft is none, so plain decoding has no rounds.
+    """
+
+    drafting: str = "on"  # "on", "on, ..." where the width was limited, else why nothing was drafted
+    max_draft_tokens: int = 0  # width in force
+    prompt_tokens: int = 0
+    reused_tokens: int = 0  # of the prompt: already in the caches
+    generated_tokens: int = 0
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    accepted_by_position: list[int] = field(default_factory=list)  # [width] rounds that did
+    prefill_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0  # plain steps included
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens a round commits: 1 + accepted / rounds. 1.0 without rounds."""
+        return 1 + self.accepted / self.rounds if self.rounds else 1.0
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """accepted / drafted. 0.0 where nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """Share of rounds that accepted the 1st, 2nd, ... drafted token: [max_draft_tokens]."""
+        return [n / self.rounds if self.rounds else 0.0 for n in self.accepted_by_position]
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens after the first, over the seconds of drafting and verifying: the prefill isn't counted."""
+        seconds = self.draft_seconds + self.verify_seconds
+        return (self.generated_tokens - 1) / seconds if seconds > 0 else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """All figures, the derived ones included; ready for JSON."""
+        return asdict(self) | {
+            "mean_acceptance_length": self.mean_acceptance_length,
+            "draft_acceptance_rate": self.draft_acceptance_rate,
+            "acceptance_by_position": self.acceptance_by_position,
+            "tokens_per_second": self.tokens_per_second,
+        }
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One step of a stream: the tokens of a prefill or a round, and the text that is certain since.
+
+    Text lags behind where a character is incomplete or a stop string might be forming, so it can be empty.
+    The last piece, and no other, has `finish_reason` and `stats`.
+    """
+
+    text: str
+    tokens: list[int]
+    finish_reason: str | None = None
+    stats: Stats | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished generation.
+
+    finish_reason: "stop" (an end-of-generation token or a stop string) or "length" (`max_tokens`, or the
+    context is full). `tokens` holds the end-of-generation token where there was one, and the token that
+    completed a stop string; `text` holds neither.
+    """
+
+    text: str
+    tokens: list[int]
+    finish_reason: str
+    stats: Stats
