@@ -1,0 +1,13 @@
+"""Fixtures every test file may use."""
+
+from __future__ import annotations
+
+import pytest
+
+from tiny.files import TinyFiles
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyFiles:
+    """Tiny models by name: `tiny.target("qwen3")`, `tiny.head("plain")`, `tiny.pair("plain")`, ..."""
+    return TinyFiles(tmp_path_factory.mktemp("tiny"))

@@ -1,0 +1,67 @@
+"""The packaged demo pair, as users run it: greedy text with drafts is the target's own at every width."""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pydflash2 import model_files
+from tiny.native import Native
+
+N_TOKENS = 64
+MAX_PROMPT = 200
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Native]:
+    target = model_files.demo_target()
+    head = model_files.head_beside(target)
+    assert head is not None
+    with Native(target, head, kv_type="f16", drafter_kv_type="f16", n_threads=2) as engine:
+        yield engine
+
+
+def sources(n: int) -> list[str]:
+    """n beginnings of functions and classes from the standard library's own files."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    texts: list[str] = []
+    for file in sorted(folder.glob("*.py")):
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+        starts = [i for i, line in enumerate(lines) if line.lstrip().startswith(("def ", "class "))]
+        texts += ["".join(lines[start : start + 6]) for start in starts[::7]]
+    assert len(texts) >= n, f"the standard library in {folder} has no sources"
+    return texts[:: len(texts) // n][:n]
+
+
+def departures(engine: Native, text: str, widths: Iterable[int]) -> list[int]:
+    """The widths at which the text that follows is another than the target's own."""
+    prompt = engine.tokenize(text)[:MAX_PROMPT]
+    expected = engine.plain(prompt, N_TOKENS)
+    return [width for width in widths if engine.speculative(prompt, N_TOKENS, width)[0] != expected]
+
+
+def test_texts_are_the_targets_own(demo: Native) -> None:
+    widest = demo.head_info.block_size - 1
+    wrong = {index: departures(demo, text, [1 + index % widest]) for index, text in enumerate(sources(40))}
+    assert not any(wrong.values()), wrong
+
+
+@pytest.mark.slow
+def test_five_hundred_texts_are_the_targets_own_at_every_width(demo: Native) -> None:
+    widths = range(1, demo.head_info.block_size)
+    wrong = {index: departures(demo, text, widths) for index, text in enumerate(sources(500))}
+    assert not any(wrong.values()), wrong
+
+
+def test_drafts_of_the_demo_head_are_accepted(demo: Native) -> None:
+    rounds = accepted = 0
+    for text in sources(10):
+        _, verdicts = demo.speculative(
+            demo.tokenize(text)[:MAX_PROMPT], N_TOKENS, demo.head_info.block_size - 1
+        )
+        rounds += len(verdicts)
+        accepted += sum(verdict.n_accepted for verdict in verdicts)
+    assert 1 + accepted / rounds > 2
