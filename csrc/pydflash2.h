@@ -41,7 +41,6 @@
 extern "C" {
 #endif
 
-/* clang-format off: laid out by hand, as tables */
 /* cdef: begin */
 
 typedef enum {
@@ -159,8 +158,8 @@ pd2_status pd2_engine_head_info(const pd2_engine * engine,
 
 /* ---- Text <-> tokens ------------------------------------------------------------------------------------------ */
 
-/* Return the number of tokens or bytes; when `capacity` is too small, minus the number needed and nothing is written.
- */
+/* Return the number of tokens or bytes; when `capacity` is too small, minus the number needed and nothing is written;
+ * INT32_MIN after a failure that pd2_last_error describes. */
 int32_t pd2_tokenize(const pd2_engine * engine, const char * text, int32_t length, bool add_special, bool parse_special,
                      int32_t * tokens, int32_t capacity);
 int32_t pd2_token_bytes(const pd2_engine * engine, int32_t token, bool special, char * bytes, int32_t capacity);
@@ -237,7 +236,6 @@ pd2_status pd2_quantize_plan(const char * file_type, const pd2_quantize_geometry
                              const char ** names, const int64_t * shapes, const char ** types);
 
 /* cdef: end */
-/* clang-format on */
 
 #ifdef __cplusplus
 }

@@ -16,12 +16,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+import pydflash2
 from pydflash2.errors import (
     BackendUnavailableError,
     ContextOverflowError,
     HeadMismatchError,
     ModelFileError,
     NativeError,
+    OutOfMemoryError,
 )
 from pydflash2.native import TAPS, NativeEngine, ffi, lib
 from tiny import head_file, targets
@@ -471,7 +473,7 @@ resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
 from pydflash2.errors import OutOfMemoryError
 from pydflash2.native import NativeEngine
 try:
-    NativeEngine(Path(sys.argv[1]), None, context_size=10**9, batch_size=32, n_threads=1, n_gpu_layers=0,
+    NativeEngine(Path(sys.argv[1]), None, context_size=5 * 10**6, batch_size=32, n_threads=1, n_gpu_layers=0,
                  kv_type="f16", drafter_kv_type="f16", taps=0, use_mmap=True)
 except OutOfMemoryError as error:
     print(error)
@@ -479,8 +481,16 @@ except OutOfMemoryError as error:
     shown = subprocess.run(
         [sys.executable, "-c", script, qwen3], capture_output=True, text=True, check=True
     ).stdout
-    assert "a context of 1000000000 tokens with a cache of type f16 cannot be made" in shown
+    assert "a context of 5000000 tokens with a cache of type f16 cannot be made" in shown
     assert "Ask for a smaller context_size" in shown
+
+
+def test_a_context_beyond_the_machine_is_refused_before_it_is_made(qwen3: Path) -> None:
+    """Linux would grant it, and end the process when it is used."""
+    with pytest.raises(
+        OutOfMemoryError, match=r"2000000000 tokens takes a cache of \d+\.\d GB, this machine"
+    ):
+        pydflash2.load(qwen3, head=None, context_size=2 * 10**9)
 
 
 def test_a_gpu_that_is_not_there(load: Loader) -> None:

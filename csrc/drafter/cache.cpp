@@ -53,6 +53,19 @@ Cache::Cache(const HeadParams & params, int32_t context_size, ggml_type type, gg
         layer.v    = ggml_new_tensor_2d(context_.get(), type, layer.ring->n_cells(), width);
         layers_.push_back(layer);
     }
+    // Linux grants any amount of main memory and ends the process when it is used.
+    const bool on_cpu = ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
+    size_t     free = 0, total = 0, bytes = 0;
+    ggml_backend_dev_memory(device, &free, &total);
+    for (const LayerCache & layer : layers_) {
+        bytes += ggml_nbytes(layer.k) + ggml_nbytes(layer.v);
+    }
+    if (on_cpu && total > 0 && bytes > total) {
+        fail(PD2_ERROR_MEMORY,
+             "the drafter's K/V cache takes %.1f GB, this machine has %.1f GB of memory; use a smaller "
+             "context_size",
+             static_cast<double>(bytes) / 1e9, static_cast<double>(total) / 1e9);
+    }
     buffer_.reset(ggml_backend_alloc_ctx_tensors_from_buft(context_.get(), ggml_backend_dev_buffer_type(device)));
     if (!buffer_) {
         fail(PD2_ERROR_MEMORY, "no memory on %s for the drafter's K/V cache; use a smaller context_size",

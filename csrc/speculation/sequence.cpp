@@ -37,22 +37,20 @@ int32_t Sequence::begin(const int32_t * tokens, int32_t n_tokens, bool drafting)
 
     // Logits exist only for a row that is decoded: at least the prompt's last token is.
     int32_t       shared = 0;
-    const int32_t most   = std::min({n_cached_, n_tokens - 1, static_cast<int32_t>(tokens_.size())});
+    const int32_t most   = std::min({target_.end(), n_tokens - 1, static_cast<int32_t>(tokens_.size())});
     while (shared < most && tokens_[shared] == tokens[shared]) {
         ++shared;
     }
     if (drafting) {
         // A prefix is reusable only as far as both caches have it. What the drafter's window has forgotten comes back
         // by decoding those positions again.
-        shared = std::min(shared, std::max(drafter_->end(), 0));
-        shared = drafter_->missing_from(shared);
+        shared = drafter_->missing_from(std::min(shared, drafter_->end()));
     }
     if (!rewind(shared)) {
         forget();
         shared = 0;
     }
     tokens_.assign(tokens, tokens + n_tokens);
-    n_cached_ = shared;
     drafting_ = drafting;
     ready_    = false;
     return shared;
@@ -63,20 +61,25 @@ int32_t Sequence::prefill(int32_t max_tokens) {
     if (ready_ || n_prompt == 0) {
         fail(PD2_ERROR_ARGUMENT, "nothing to prefill; begin with a prompt first");
     }
-    const int32_t limit = max_tokens > 0 ? std::min(max_tokens, target_.batch_size()) : target_.batch_size();
-    const int32_t n     = std::min(limit, n_prompt - n_cached_);
-    const bool    last  = n_cached_ + n == n_prompt;
-    target_.decode(tokens_.data() + n_cached_, n, n_cached_, last ? Target::Logits::last : Target::Logits::none,
-                   drafting_);
-    if (drafting_) {
-        drafter_->inject(target_.features(), n, n_cached_);
+    const int32_t position = target_.end();
+    const int32_t limit    = max_tokens > 0 ? std::min(max_tokens, target_.batch_size()) : target_.batch_size();
+    const int32_t n        = std::min(limit, n_prompt - position);
+    const bool    last     = position + n == n_prompt;
+    try {
+        target_.decode(tokens_.data() + position, n, position, last ? Target::Logits::last : Target::Logits::none,
+                       drafting_);
+        if (drafting_) {
+            drafter_->inject(target_.features(), n, position);
+        }
+    } catch (...) {
+        restore(position);
+        throw;
     }
-    n_cached_ += n;
     if (last) {
         tokens_.push_back(choose(0));
         ready_ = true;
     }
-    return n_prompt - n_cached_;
+    return n_prompt - target_.end();
 }
 
 const char * Sequence::draft_obstacle() const {
@@ -92,10 +95,10 @@ const char * Sequence::draft_obstacle() const {
     if (rollback_limit_ == 0) {
         return "the target's state cannot take back tokens (llama.cpp keeps no snapshots for this architecture)";
     }
-    if (drafter_->missing_from(n_cached_) != n_cached_) {
+    if (drafter_->missing_from(target_.end()) != target_.end()) {
         return "the drafter has not read all the text it needs to see";
     }
-    if (n_cached_ + 2 > context_size_) {
+    if (target_.end() + 2 > context_size_) {
         return "the context is full";
     }
     return nullptr;
@@ -108,15 +111,15 @@ Sequence::Draft & Sequence::draft(int32_t width) {
     if (width < 1) {
         fail(PD2_ERROR_ARGUMENT, "a draft of %d tokens was asked for; 1 is the least", width);
     }
-    width =
-        std::min({width, drafter_->params().block_size - 1, context_size_ - 1 - n_cached_, target_.batch_size() - 1});
+    width = std::min(
+        {width, drafter_->params().block_size - 1, context_size_ - 1 - target_.end(), target_.batch_size() - 1});
     if (rollback_limit_ > 0) {
         width = std::min(width, rollback_limit_);
     }
     if (width < 1) {
         fail(PD2_ERROR_ARGUMENT, "no draft is possible: batch_size leaves no room for a drafted token");
     }
-    drafter_->draft(tokens_.back(), n_cached_, width, draft_.lattice);
+    drafter_->draft(tokens_.back(), target_.end(), width, draft_.lattice);
     draft_.path = walk_greedily(draft_.lattice);
     return draft_;
 }
@@ -136,7 +139,7 @@ const Sequence::Verdict & Sequence::verify(const int32_t * draft, int32_t n_draf
     if (max_commit == 0) {
         fail(PD2_ERROR_ARGUMENT, "max_commit is 0; a round commits at least one token");
     }
-    const int32_t position = n_cached_;
+    const int32_t position = target_.end();
     if (position + n_draft + 1 > context_size_) {
         fail(PD2_ERROR_CONTEXT_OVERFLOW,
              "%d tokens are committed and %d drafted, the context holds %d; load with a larger context_size",
@@ -145,40 +148,35 @@ const Sequence::Verdict & Sequence::verify(const int32_t * draft, int32_t n_draf
 
     std::vector<int32_t> rows = {tokens_.back()};
     rows.insert(rows.end(), draft, draft + n_draft);
+    Verdict verdict;
     try {
         target_.decode(rows.data(), n_draft + 1, position, Target::Logits::all, drafting_);
-    } catch (const Error &) {
-        // A decode that failed half way may have left some of its rows behind.
-        if (!rewind(position)) {
-            forget();
+        for (int32_t i = 0; i <= n_draft; ++i) {
+            const int32_t token = choose(i);
+            const bool    match = i < n_draft && token == draft[i];
+            verdict.tokens.push_back(token);
+            verdict.n_accepted += match;
+            verdict.has_bonus = !match;
+            verdict.finished  = target_.is_end(token);
+            if (!match || verdict.finished || static_cast<int32_t>(verdict.tokens.size()) == max_commit) {
+                break;
+            }
         }
+        if (drafting_) {
+            drafter_->inject(target_.features(), static_cast<int32_t>(verdict.tokens.size()), position);
+        }
+    } catch (...) {
+        restore(position);
         throw;
     }
 
-    Verdict verdict;
-    for (int32_t i = 0; i <= n_draft; ++i) {
-        const int32_t token = choose(i);
-        const bool    match = i < n_draft && token == draft[i];
-        verdict.tokens.push_back(token);
-        verdict.n_accepted += match;
-        verdict.has_bonus = !match;
-        verdict.finished  = target_.is_end(token);
-        if (!match || verdict.finished || static_cast<int32_t>(verdict.tokens.size()) == max_commit) {
-            break;
-        }
-    }
-
     const auto n_commit = static_cast<int32_t>(verdict.tokens.size());
-    tokens_.insert(tokens_.end(), verdict.tokens.begin(), verdict.tokens.end());
-    n_cached_ = position + n_draft + 1;
-    if (drafting_) {
-        drafter_->inject(target_.features(), n_commit, position);
-    }
     if (!rewind(position + n_commit)) {
         forget();
         fail(PD2_ERROR_NATIVE, "the target could not take back %d rejected tokens; the text has to be begun again",
              n_draft + 1 - n_commit);
     }
+    tokens_.insert(tokens_.end(), verdict.tokens.begin(), verdict.tokens.end());
     verdict_ = std::move(verdict);
     return verdict_;
 }
@@ -191,14 +189,20 @@ int32_t Sequence::choose(int32_t row) const {
 
 // Both caches forget positions >= position. False when the target's cannot; nothing is changed then.
 bool Sequence::rewind(int32_t position) {
-    if (position < n_cached_ && !(position == 0 ? (target_.clear(), true) : target_.truncate(position))) {
+    if (position < target_.end() && !target_.truncate(position)) {
         return false;
     }
-    n_cached_ = std::min(n_cached_, position);
     if (drafter_) {
-        drafter_->truncate(n_cached_);
+        drafter_->truncate(position);
     }
     return true;
+}
+
+// Back to before a step that failed; to nothing at all where a cache lost what it had.
+void Sequence::restore(int32_t position) {
+    if (target_.end() < position || !rewind(position)) {
+        forget();
+    }
 }
 
 void Sequence::forget() {
@@ -207,8 +211,7 @@ void Sequence::forget() {
         drafter_->clear();
     }
     tokens_.clear();
-    n_cached_ = 0;
-    ready_    = false;
+    ready_ = false;
 }
 
 }  // namespace pd2

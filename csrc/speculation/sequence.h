@@ -46,6 +46,7 @@ class Sequence {
   private:
     int32_t choose(int32_t row) const;
     bool    rewind(int32_t position);
+    void    restore(int32_t position);
     void    forget();
 
     Target &             target_;
@@ -54,7 +55,6 @@ class Sequence {
     const int32_t        n_vocab_;
     const int32_t        rollback_limit_;
     std::vector<int32_t> tokens_;            // committed; while a prefill runs, the prompt
-    int32_t              n_cached_ = 0;      // positions in the target's cache
     bool                 ready_    = false;  // the anchor has been chosen
     bool                 drafting_ = false;
     Draft                draft_;

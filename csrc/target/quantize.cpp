@@ -1,17 +1,17 @@
 #include "quantize.h"
 
-#include "error.h"
-#include "ggml.h"
-#include "llama-ext.h"
-#include "llama.h"
-#include "log.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <exception>
 #include <memory>
 #include <utility>
+
+#include "error.h"
+#include "ggml.h"
+#include "llama-ext.h"
+#include "llama.h"
+#include "log.h"
 
 namespace pd2 {
 
@@ -63,8 +63,10 @@ void check_plan(const pd2_quantize_geometry & geometry, const std::vector<Planne
     }
     if (geometry.n_embd < 1 || geometry.n_ff < 1 || geometry.n_head < 1 || geometry.n_head_kv < 1 ||
         geometry.head_dim < 1) {
-        fail(PD2_ERROR_ARGUMENT, "sizes of a head must be positive, got n_embd %d, n_ff %d, n_head %d, n_head_kv %d, "
-             "head_dim %d", geometry.n_embd, geometry.n_ff, geometry.n_head, geometry.n_head_kv, geometry.head_dim);
+        fail(PD2_ERROR_ARGUMENT,
+             "sizes of a head must be positive, got n_embd %d, n_ff %d, n_head %d, n_head_kv %d, "
+             "head_dim %d",
+             geometry.n_embd, geometry.n_ff, geometry.n_head, geometry.n_head_kv, geometry.head_dim);
     }
     for (const PlannedTensor & tensor : tensors) {
         if (tensor.name.empty() || tensor.name.size() >= GGML_MAX_NAME) {
@@ -85,8 +87,8 @@ void check_plan(const pd2_quantize_geometry & geometry, const std::vector<Planne
 uint64_t quantize(const std::string & type_name, const float * source, void * destination, int64_t n_rows,
                   int64_t n_per_row) {
     const ggml_type type = find_type(type_name);
-    if (ggml_quantize_requires_imatrix(type) || (!ggml_is_quantized(type) && type != GGML_TYPE_F16 &&
-                                                 type != GGML_TYPE_BF16 && type != GGML_TYPE_F32)) {
+    if (ggml_quantize_requires_imatrix(type) ||
+        (!ggml_is_quantized(type) && type != GGML_TYPE_F16 && type != GGML_TYPE_BF16 && type != GGML_TYPE_F32)) {
         fail(PD2_ERROR_ARGUMENT, "%s cannot be made from floats alone: choose another type", type_name.c_str());
     }
     const int64_t block = ggml_blck_size(type);
@@ -111,23 +113,23 @@ std::vector<const char *> quantize_plan(const std::string & file_type_name, cons
     log_install();  // llama.cpp tells here which rows its first choice of type does not fit
 
     llama_quant_model_desc description = {};
-    description.architecture  = "dflash";
-    description.n_embd        = static_cast<uint32_t>(geometry.n_embd);
-    description.n_ff          = static_cast<uint32_t>(geometry.n_ff);
-    description.n_layer       = static_cast<uint32_t>(geometry.n_layer);
-    description.n_head        = static_cast<uint32_t>(geometry.n_head);
-    description.n_head_kv     = static_cast<uint32_t>(geometry.n_head_kv);
-    description.n_embd_head_k = static_cast<uint32_t>(geometry.head_dim);
-    description.n_embd_head_v = static_cast<uint32_t>(geometry.head_dim);
+    description.architecture           = "dflash";
+    description.n_embd                 = static_cast<uint32_t>(geometry.n_embd);
+    description.n_ff                   = static_cast<uint32_t>(geometry.n_ff);
+    description.n_layer                = static_cast<uint32_t>(geometry.n_layer);
+    description.n_head                 = static_cast<uint32_t>(geometry.n_head);
+    description.n_head_kv              = static_cast<uint32_t>(geometry.n_head_kv);
+    description.n_embd_head_k          = static_cast<uint32_t>(geometry.head_dim);
+    description.n_embd_head_v          = static_cast<uint32_t>(geometry.head_dim);
 
-    const std::unique_ptr<llama_model, decltype(&llama_model_free)> model(
-        llama_quant_model_from_metadata(&description), llama_model_free);
-    llama_model_quantize_params params = llama_model_quantize_default_params();
-    params.ftype                       = file_type;
+    const std::unique_ptr<llama_model, decltype(&llama_model_free)> model(llama_quant_model_from_metadata(&description),
+                                                                          llama_model_free);
+    llama_model_quantize_params                                     params = llama_model_quantize_default_params();
+    params.ftype                                                           = file_type;
     const std::unique_ptr<quantize_state_impl, decltype(&llama_quant_free)> state(
         llama_quant_init(model.get(), &params), llama_quant_free);
 
-    const size_t meta_size = (tensors.size() + 1) * ggml_tensor_overhead();
+    const size_t                                              meta_size = (tensors.size() + 1) * ggml_tensor_overhead();
     const std::unique_ptr<ggml_context, decltype(&ggml_free)> context(ggml_init({meta_size, nullptr, true}), ggml_free);
 
     // llama-quantize walks a file by layer, then by name, and which layers get more bits depends on that order.

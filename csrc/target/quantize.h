@@ -1,12 +1,12 @@
 // Quantisation for the converter: ggml's own arithmetic, and llama-quantize's own choice of types.
 #pragma once
 
-#include "pydflash2.h"
-
 #include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
+
+#include "pydflash2.h"
 
 namespace pd2 {
 

@@ -113,15 +113,17 @@ class LlamaTarget : public Target {
     const float * features() const override { return taps_.features(); }
     int32_t       n_features() const override { return taps_.n_rows(); }
 
-    bool truncate(int32_t position) override;
-    void clear() override;
-    bool holds(int32_t position) const override;
+    bool    truncate(int32_t position) override;
+    void    clear() override;
+    int32_t end() const override { return end_; }
 
   private:
     void check_model() const;
+    void check_memory() const;
     void create_context(int32_t max_rollback, bool with_callback);
     void check_decode(const int32_t * tokens, int32_t n, int32_t position, Logits logits) const;
     void recover(int32_t position);
+    bool holds(int32_t position) const;
 
     llama_memory_t memory() const { return llama_get_memory(context_.get()); }
 
@@ -202,6 +204,31 @@ void LlamaTarget::check_model() const {
     }
 }
 
+// Linux grants any amount of memory and ends the process when it is used. (A GPU's allocation fails properly.)
+void LlamaTarget::check_memory() const {
+    const llama_hparams & hparams = model_->hparams;
+    const auto            type    = params_.kv_type;
+    double                bytes   = 0;
+    for (uint32_t layer = 0; layer < hparams.n_layer(); ++layer) {
+        if (hparams.has_kv(layer) && !hparams.is_recr(layer)) {
+            const int64_t cells = hparams.is_swa(layer) && hparams.n_swa > 0
+                                      ? std::min<int64_t>(context_size_, hparams.n_swa + batch_size_)
+                                      : context_size_;
+            bytes += static_cast<double>(cells) * (ggml_row_size(type, hparams.n_embd_k_gqa(layer)) +
+                                                   ggml_row_size(type, hparams.n_embd_v_gqa(layer)));
+        }
+    }
+    size_t free = 0, total = 0;
+    ggml_backend_dev_memory(devices().back(), &free, &total);
+    const bool on_cpu = llama_model_n_devices(model_.get()) == 0;
+    if (on_cpu && total > 0 && bytes > static_cast<double>(total)) {
+        fail(PD2_ERROR_MEMORY,
+             "a context of %d tokens takes a cache of %.1f GB, this machine has %.1f GB of memory: ask for a smaller "
+             "context_size",
+             context_size_, bytes / 1e9, static_cast<double>(total) / 1e9);
+    }
+}
+
 void LlamaTarget::create_context(int32_t max_rollback, bool with_callback) {
     llama_context_params params = llama_context_default_params();
     params.n_ctx                = context_size_;
@@ -222,6 +249,7 @@ void LlamaTarget::create_context(int32_t max_rollback, bool with_callback) {
         params.cb_eval_user_data = &taps_;
     }
 
+    check_memory();
     context_.reset();  // two at once might not fit
     log_forget_errors();
     context_.reset(llama_init_from_model(model_.get(), params));
@@ -365,7 +393,8 @@ void LlamaTarget::check_decode(const int32_t * tokens, int32_t n, int32_t positi
         fail(PD2_ERROR_ARGUMENT, "%d tokens cannot be decoded at once: give 1 to %d", n, batch_size_);
     }
     if (logits == Logits::all && n > max_outputs_) {
-        fail(PD2_ERROR_ARGUMENT, "logits of %d rows at once were asked for, but the context has room for %d", n,
+        fail(PD2_ERROR_ARGUMENT,
+             "%d rows are to be judged at once, but this engine has room for %d: give a shorter draft", n,
              max_outputs_);
     }
     if (position != end_) {

@@ -1,25 +1,25 @@
 // The target model, run by llama.cpp. The only room of csrc/ that knows llama.cpp's headers: nothing of them shows here.
 #pragma once
 
-#include "ggml-backend.h"
-#include "pydflash2.h"
-
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "ggml-backend.h"
+#include "pydflash2.h"
+
 namespace pd2 {
 
 struct TargetParams {
-    std::string          path;
-    int32_t              context_size = 0;    // tokens, 0: min(trained, 8192)
-    int32_t              batch_size   = 512;  // rows of the largest decode
-    int32_t              n_threads    = 0;    // 0: one a physical core
-    int32_t              n_gpu_layers = -1;
-    ggml_type            kv_type      = GGML_TYPE_F16;
-    bool                 use_mmap     = true;
-    pd2_taps             taps_mode    = PD2_TAPS_AUTO;
+    std::string path;
+    int32_t     context_size = 0;    // tokens, 0: min(trained, 8192)
+    int32_t     batch_size   = 512;  // rows of the largest decode
+    int32_t     n_threads    = 0;    // 0: one a physical core
+    int32_t     n_gpu_layers = -1;
+    ggml_type   kv_type      = GGML_TYPE_F16;
+    bool        use_mmap     = true;
+    pd2_taps    taps_mode    = PD2_TAPS_AUTO;
 };
 
 // Tensors of the target that a head may borrow. They live as long as the target.
@@ -35,7 +35,7 @@ class Target {
     // Two steps, so that a head can be checked against the model before its context is built:
     // load reads weights and vocabulary, open creates the context with taps.
     static std::unique_ptr<Target> load(const TargetParams & params);
-    virtual void open(const std::vector<int32_t> & taps, int32_t max_rollback) = 0;
+    virtual void                   open(const std::vector<int32_t> & taps, int32_t max_rollback) = 0;
 
     virtual ~Target() = default;
 
@@ -57,8 +57,9 @@ class Target {
     // ---- decoding, sequence 0 ----
     enum class Logits { none, last, all };
 
-    // Decodes n <= batch_size tokens at positions position .. position + n - 1. Throws Error on failure.
-    // with_features: taps are copied for these rows; without, they are not even computed where that saves work.
+    // Decodes n <= batch_size tokens at positions position .. position + n - 1; position is where the memory ends. Throws
+    // Error on failure. With Logits::all n is at most max(64, max_rollback + 1).
+    // with_features: taps are copied for these rows, else not.
     virtual void decode(const int32_t * tokens, int32_t n, int32_t position, Logits logits, bool with_features) = 0;
 
     // Of the last decode: rows with logits [n_rows, n_vocab]; features of all its rows [n, n_taps * n_embd].
@@ -67,13 +68,13 @@ class Target {
     virtual const float * features() const          = 0;
     virtual int32_t       n_features() const        = 0;
 
+    // Positions 0 .. end() - 1 are in the cache. A decode that throws leaves it as it was, or empty.
+    virtual int32_t end() const = 0;
+
     // Forgets positions >= position. False when the target's memory cannot (recurrent states, windows already
     // overwritten); the memory is then unchanged. A later clear() always works.
     virtual bool truncate(int32_t position) = 0;
     virtual void clear()                    = 0;
-
-    // True when positions < position are all still there for a decode at `position` (windowed caches forget).
-    virtual bool holds(int32_t position) const = 0;
 };
 
 }  // namespace pd2
