@@ -23,9 +23,14 @@ from pydflash2.errors import EngineClosedError, NativeError, error_from_status
 try:
     from pydflash2._native import ffi, lib
 except ImportError as error:
+    advice = (
+        "OpenMP's library is missing: install it (Debian, Ubuntu: apt-get install libgomp1)"
+        if "gomp" in str(error)
+        else "if that is the source folder, Python took it for the package: change to another one, or run "
+        "'pip install .'"
+    )
     raise ImportError(
-        f"the compiled part of pydflash2 can't be loaded from {Path(__file__).parent}: {error}. If that is "
-        "the source folder, Python took it for the package: change to another one, or run 'pip install .'"
+        f"the compiled part of pydflash2 can't be loaded from {Path(__file__).parent}: {error}; {advice}"
     ) from error
 
 __all__ = ["TAPS", "NativeEngine", "check", "devices", "ffi", "lib", "llama_cpp_pin", "string", "system_info"]

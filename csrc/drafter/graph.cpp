@@ -288,6 +288,12 @@ void BlockGraph::run(int32_t anchor, int32_t position, Lattice & lattice) {
             std::copy(row, row + k, lattice.scores.begin() + (static_cast<size_t>(t) * k + a) * k);
         }
     }
+    // A head whose numbers went wrong would otherwise just be slow: no draft of it is ever accepted.
+    if (!std::all_of(lattice.scores.begin(), lattice.scores.end(), [](float score) { return std::isfinite(score); })) {
+        fail(PD2_ERROR_HEAD_FORMAT,
+             "the head computed scores that are not finite numbers; its weights are damaged or passed the range of "
+             "their type; fetch or convert it again, or generate without drafting");
+    }
 }
 
 }  // namespace pd2

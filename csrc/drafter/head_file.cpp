@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <limits>
+#include <numeric>
 #include <optional>
 
 #include "error.h"
@@ -15,6 +16,9 @@ namespace {
 constexpr int32_t kMaxBlock  = 1024;
 constexpr int32_t kMaxTaps   = 64;  // pd2_head_info.taps
 constexpr int32_t kMaxLayers = 256;
+constexpr int64_t kMaxScores = 1 << 26;  // block_size * top_k * top_k, 256 MB
+constexpr float   kMissing   = -1;
+constexpr float   kTiny      = std::numeric_limits<float>::min();  // its reciprocal is finite
 
 // Typed, checked reading of the metadata. Writers differ in integer width, so any integer that fits is taken.
 class Metadata {
@@ -77,12 +81,16 @@ class Metadata {
         return static_cast<int32_t>(*value);
     }
 
-    float real(const char * key, float fallback) const {
+    float real(const char * key, float fallback, float least = 0) const {
         const std::optional<double> value = number(key);
-        if (value && !std::isfinite(*value)) {
-            fail(PD2_ERROR_HEAD_FORMAT, "%s: %s is not a finite number; convert the head again", path_.c_str(), key);
+        if (!value) {
+            return fallback;
         }
-        return value ? static_cast<float>(*value) : fallback;
+        if (!(*value >= least && *value <= std::numeric_limits<float>::max())) {
+            fail(PD2_ERROR_HEAD_FORMAT, "%s: %s is %g; it must be a finite number, %s; convert the head again",
+                 path_.c_str(), key, *value, least > 0 ? "above 0" : "0 or more");
+        }
+        return static_cast<float>(*value);
     }
 
     std::string text(const char * key) const {
@@ -108,7 +116,10 @@ class Metadata {
         const size_t         n    = gguf_get_arr_n(file_, id);
         const gguf_type      type = gguf_get_arr_type(file_, id);
         std::vector<int32_t> values(n);
-        if (type == GGUF_TYPE_BOOL || type == GGUF_TYPE_INT8 || type == GGUF_TYPE_UINT8) {
+        if (type == GGUF_TYPE_BOOL || type == GGUF_TYPE_UINT8) {
+            const auto * data = static_cast<const uint8_t *>(gguf_get_arr_data(file_, id));
+            std::copy(data, data + n, values.begin());
+        } else if (type == GGUF_TYPE_INT8) {
             const auto * data = static_cast<const int8_t *>(gguf_get_arr_data(file_, id));
             std::copy(data, data + n, values.begin());
         } else if (type == GGUF_TYPE_INT32 || type == GGUF_TYPE_UINT32) {
@@ -119,6 +130,20 @@ class Metadata {
         }
         return values;
     }
+
+    // A flag a layer; all false when absent.
+    std::vector<bool> pattern(const char * key, int32_t n_layer) const {
+        const std::vector<int32_t> flags = integers(key);
+        if (has(key) && flags.size() != static_cast<size_t>(n_layer)) {
+            fail(PD2_ERROR_HEAD_FORMAT, "%s: %s covers %zu layers, the head has %d; convert the head again",
+                 path_.c_str(), key, flags.size(), n_layer);
+        }
+        std::vector<bool> result(n_layer, false);
+        std::copy(flags.begin(), flags.end(), result.begin());
+        return result;
+    }
+
+    bool has(const char * key) const { return gguf_find_key(file_, key) >= 0; }
 
     size_t array_length(const char * key) const {
         const int64_t id = gguf_find_key(file_, key);
@@ -195,6 +220,12 @@ void HeadFile::read_params() {
     p.block_size = meta.integer("dflash.block_size", 2, kMaxBlock);
     p.mask_token = meta.integer("tokenizer.ggml.mask_token_id", 0, std::numeric_limits<int32_t>::max());
 
+    if (p.head_dim < 2 || p.head_dim % 2 != 0) {
+        fail(PD2_ERROR_HEAD_FORMAT,
+             "%s: attention heads of %d dimensions; rotary embedding needs an even number, 2 at least; convert the "
+             "head again",
+             path_.c_str(), p.head_dim);
+    }
     const int32_t value_length =
         meta.optional_integer("dflash.attention.value_length", 1, 1 << 16).value_or(p.head_dim);
     if (value_length != p.head_dim) {
@@ -206,14 +237,14 @@ void HeadFile::read_params() {
              path_.c_str(), p.n_head, p.n_head_kv);
     }
 
-    p.rms_eps = meta.real("dflash.attention.layer_norm_rms_epsilon", -1);
-    if (p.rms_eps < 0) {
+    p.rms_eps = meta.real("dflash.attention.layer_norm_rms_epsilon", kMissing);
+    if (p.rms_eps == kMissing) {
         fail(PD2_ERROR_HEAD_FORMAT, "%s: dflash.attention.layer_norm_rms_epsilon is missing; convert the head again",
              path_.c_str());
     }
-    p.embedding_scale       = meta.real("dflash.embedding_scale", 1);
-    p.logit_scale           = meta.real("dflash.logit_scale", 1);
-    p.soft_cap              = std::max(0.0f, meta.real("dflash.final_logit_softcapping", 0));
+    p.embedding_scale       = meta.real("dflash.embedding_scale", 1, kTiny);
+    p.logit_scale           = meta.real("dflash.logit_scale", 1, kTiny);
+    p.soft_cap              = meta.real("dflash.final_logit_softcapping", 0);
     p.attention_scale       = meta.real("dflash.attention.scale", 0);
     p.attention_value_scale = meta.real("dflash.attention.value_scale", 0);
 
@@ -244,26 +275,19 @@ void HeadFile::read_params() {
 
     p.window = meta.optional_integer("dflash.attention.sliding_window", 0, std::numeric_limits<int32_t>::max() / 2)
                    .value_or(0);
-    p.sliding.assign(p.n_layer, false);
-    if (p.window > 0) {
-        const std::vector<int32_t> pattern = meta.integers("dflash.attention.sliding_window_pattern");
-        if (pattern.size() < static_cast<size_t>(p.n_layer)) {
-            fail(PD2_ERROR_HEAD_FORMAT,
-                 "%s: a window of %d positions, but the sliding_window_pattern covers %zu of %d "
-                 "layers; convert the head again",
-                 path_.c_str(), p.window, pattern.size(), p.n_layer);
-        }
-        std::copy_n(pattern.begin(), p.n_layer, p.sliding.begin());
+    p.sliding = meta.pattern("dflash.attention.sliding_window_pattern", p.n_layer);
+    if ((p.window > 0) != meta.has("dflash.attention.sliding_window_pattern")) {
+        fail(PD2_ERROR_HEAD_FORMAT,
+             "%s: a window of %d positions %s a sliding_window_pattern; the file needs both or neither; convert the "
+             "head again",
+             path_.c_str(), p.window, p.window > 0 ? "without" : "with");
     }
     p.causal = meta.optional_integer("dflash.attention.causal", 0, 1).value_or(-1);
 
     // Absent: the reference decides by layer type, also where use_sliding_window took the window away; the converter
     // then says which layers those were.
-    const std::vector<int32_t> by_layer = meta.integers("pydflash2.attention.causal_pattern");
-    p.causal_by_layer                   = p.sliding;
-    if (by_layer.size() >= static_cast<size_t>(p.n_layer)) {
-        std::copy_n(by_layer.begin(), p.n_layer, p.causal_by_layer.begin());
-    }
+    const char * by_layer = "pydflash2.attention.causal_pattern";
+    p.causal_by_layer     = meta.has(by_layer) ? meta.pattern(by_layer, p.n_layer) : p.sliding;
 
     const ggml_tensor * selector = find("selector_predecessor.weight");
     p.version                    = selector || find("blk.0.attn_conv_base") ? 2 : 1;
@@ -273,8 +297,15 @@ void HeadFile::read_params() {
         p.rank        = meta.integer("dflash.selector_rank", 1, 1 << 16);
         p.top_k       = meta.integer("dflash.selector_top_k", 1, 1024);
         if (p.n_embd % p.conv_group != 0) {
-            fail(PD2_ERROR_HEAD_FORMAT, "%s: hidden size %d is not a multiple of the convolution's group size %d",
+            fail(PD2_ERROR_HEAD_FORMAT,
+                 "%s: hidden size %d is not a multiple of the convolution's group size %d; convert the head again",
                  path_.c_str(), p.n_embd, p.conv_group);
+        }
+        if (static_cast<int64_t>(p.block_size) * p.top_k * p.top_k > kMaxScores) {
+            fail(PD2_ERROR_HEAD_FORMAT,
+                 "%s: a block of %d rows with %d candidates each has more transition scores than memory is spent on "
+                 "here; the file is damaged or of another format",
+                 path_.c_str(), p.block_size, p.top_k);
         }
     }
 
@@ -294,7 +325,8 @@ void HeadFile::read_params() {
              "%s: a reduced vocabulary (d2t) without its own output.weight; convert the head again", path_.c_str());
     }
     if (p.own_output && !d2t && p.n_vocab > 0 && p.n_draft_vocab != p.n_vocab) {
-        fail(PD2_ERROR_HEAD_FORMAT, "%s: the output head has %d rows for %d token ids, and no d2t table maps them",
+        fail(PD2_ERROR_HEAD_FORMAT,
+             "%s: the output head has %d rows for %d token ids, and no d2t table maps them; convert the head again",
              path_.c_str(), p.n_draft_vocab, p.n_vocab);
     }
     if (p.version == 2 && p.top_k > (p.own_output ? p.n_draft_vocab : p.n_vocab)) {
@@ -308,7 +340,8 @@ void HeadFile::read_params() {
     }
     p.n_feature = static_cast<int32_t>(fc->ne[0]);
     if (p.n_feature % static_cast<int32_t>(p.taps.size()) != 0) {
-        fail(PD2_ERROR_HEAD_FORMAT, "%s: fc reads %d features, which %zu taps cannot make up evenly", path_.c_str(),
+        fail(PD2_ERROR_HEAD_FORMAT,
+             "%s: fc reads %d features, which %zu taps cannot make up evenly; convert the head again", path_.c_str(),
              p.n_feature, p.taps.size());
     }
     read_rope();
@@ -320,29 +353,25 @@ void HeadFile::read_rope() {
 
     p.n_rot = meta.optional_integer("dflash.rope.dimension_count", 2, p.head_dim).value_or(p.head_dim);
     if (p.n_rot % 2 != 0) {
-        fail(PD2_ERROR_HEAD_FORMAT, "%s: %d rotated dimensions; rotary embedding needs an even number", path_.c_str(),
+        fail(PD2_ERROR_HEAD_FORMAT,
+             "%s: %d rotated dimensions; rotary embedding needs an even number; convert the head again", path_.c_str(),
              p.n_rot);
     }
-    p.rope_base = meta.real("dflash.rope.freq_base", 0);
-    if (!(p.rope_base > 0)) {
-        fail(PD2_ERROR_HEAD_FORMAT, "%s: dflash.rope.freq_base is missing or not positive; convert the head again",
-             path_.c_str());
+    p.rope_base = meta.real("dflash.rope.freq_base", kMissing, kTiny);
+    if (p.rope_base == kMissing) {
+        fail(PD2_ERROR_HEAD_FORMAT, "%s: dflash.rope.freq_base is missing; convert the head again", path_.c_str());
     }
     p.rope_context = meta.optional_integer("dflash.context_length", 1, std::numeric_limits<int32_t>::max()).value_or(0);
 
     const std::string scaling = meta.text("dflash.rope.scaling.type");
-    const float       factor  = meta.real("dflash.rope.scaling.factor", 1);
+    const float       factor  = meta.real("dflash.rope.scaling.factor", 1, kTiny);
     if (scaling == "linear" || scaling == "yarn") {
-        if (!(factor > 0)) {
-            fail(PD2_ERROR_HEAD_FORMAT, "%s: dflash.rope.scaling.factor is %g; it must be positive", path_.c_str(),
-                 static_cast<double>(factor));
-        }
         p.rope_scale = 1 / factor;
         if (scaling == "yarn") {
             p.yarn_ext_factor  = meta.real("dflash.rope.scaling.yarn_ext_factor", 1);
-            p.yarn_attn_factor = meta.real("dflash.rope.scaling.yarn_attn_factor", 1);
-            p.yarn_beta_fast   = meta.real("dflash.rope.scaling.yarn_beta_fast", 32);
-            p.yarn_beta_slow   = meta.real("dflash.rope.scaling.yarn_beta_slow", 1);
+            p.yarn_attn_factor = meta.real("dflash.rope.scaling.yarn_attn_factor", 1, kTiny);
+            p.yarn_beta_fast   = meta.real("dflash.rope.scaling.yarn_beta_fast", 32, kTiny);
+            p.yarn_beta_slow   = meta.real("dflash.rope.scaling.yarn_beta_slow", 1, kTiny);
             p.rope_context =
                 meta.integer("dflash.rope.scaling.original_context_length", 1, std::numeric_limits<int32_t>::max());
         }
@@ -355,16 +384,17 @@ void HeadFile::read_rope() {
     p.mrope                             = !sections.empty();
     if (p.mrope) {
         if (sections.size() < 3 || sections.size() > 4) {
-            fail(PD2_ERROR_HEAD_FORMAT, "%s: dflash.rope.dimension_sections has %zu numbers, 3 or 4 are possible",
+            fail(PD2_ERROR_HEAD_FORMAT,
+                 "%s: dflash.rope.dimension_sections has %zu numbers, 3 or 4 are possible; convert the head again",
                  path_.c_str(), sections.size());
         }
         std::copy(sections.begin(), sections.end(), p.rope_sections);
-        int64_t total = 0;
-        for (const int32_t section : sections) {
-            total += section < 0 ? std::numeric_limits<int32_t>::min() : section;
-        }
-        if (total < 1 || total > p.n_rot / 2) {
-            fail(PD2_ERROR_HEAD_FORMAT, "%s: dflash.rope.dimension_sections does not divide %d rotated pairs",
+        // The fourth section counts nothing in text: ggml asserts that another one is there.
+        const int64_t total = std::accumulate(sections.begin(), sections.end(), int64_t{0});
+        if (*std::min_element(sections.begin(), sections.end()) < 0 || total > p.n_rot / 2 ||
+            std::all_of(sections.begin(), sections.begin() + 3, [](int32_t section) { return section == 0; })) {
+            fail(PD2_ERROR_HEAD_FORMAT,
+                 "%s: dflash.rope.dimension_sections does not divide %d rotated pairs; convert the head again",
                  path_.c_str(), p.n_rot / 2);
         }
     }
@@ -397,7 +427,8 @@ const ggml_tensor * HeadFile::claim(const std::string & name, int64_t ne0, int64
              path_.c_str(), name.c_str());
     }
     if (tensor->ne[0] != ne0 || tensor->ne[1] != ne1 || tensor->ne[2] != ne2 || tensor->ne[3] != 1) {
-        fail(PD2_ERROR_HEAD_FORMAT, "%s: %s has shape [%lld, %lld, %lld], the metadata ask for [%lld, %lld, %lld]",
+        fail(PD2_ERROR_HEAD_FORMAT,
+             "%s: %s has shape [%lld, %lld, %lld], the metadata ask for [%lld, %lld, %lld]; convert the head again",
              path_.c_str(), name.c_str(), static_cast<long long>(tensor->ne[0]), static_cast<long long>(tensor->ne[1]),
              static_cast<long long>(tensor->ne[2]), static_cast<long long>(ne0), static_cast<long long>(ne1),
              static_cast<long long>(ne2));

@@ -1,7 +1,6 @@
 #include "weights.h"
 
 #include <cinttypes>
-#include <cstring>
 #include <string>
 
 #include "error.h"
@@ -172,32 +171,44 @@ void Weights::read_all() {
         ggml_backend_tensor_memset(zeros, 0, 0, ggml_nbytes(zeros));
     }
     if (draft_ids) {
-        const ggml_tensor * d2t = file_.find("d2t");
-        const int64_t       n   = d2t->ne[0];
-        if (d2t->type != GGML_TYPE_I64 && d2t->type != GGML_TYPE_I32) {
-            fail(PD2_ERROR_HEAD_FORMAT, "%s: d2t has type %s, token ids are i64 or i32; convert the head again",
-                 file_.path().c_str(), ggml_type_name(d2t->type));
-        }
-        staging.resize(ggml_nbytes(d2t));
-        file_.read(d2t, staging.data());
-        std::vector<int32_t> ids(n);
-        for (int64_t i = 0; i < n; ++i) {
-            int64_t id = 0;
-            if (d2t->type == GGML_TYPE_I64) {
-                std::memcpy(&id, staging.data() + i * sizeof(int64_t), sizeof(int64_t));
-            } else {
-                int32_t narrow = 0;
-                std::memcpy(&narrow, staging.data() + i * sizeof(int32_t), sizeof(int32_t));
-                id = narrow;
-            }
-            if (id < 0 || id >= file_.params().n_vocab) {
-                fail(PD2_ERROR_HEAD_FORMAT, "%s: d2t maps row %" PRId64 " to token %" PRId64 ", outside 0..%d",
-                     file_.path().c_str(), i, id, file_.params().n_vocab - 1);
-            }
-            ids[i] = static_cast<int32_t>(id);
-        }
-        ggml_backend_tensor_set(draft_ids, ids.data(), 0, ids.size() * sizeof(int32_t));
+        read_draft_ids();
     }
+}
+
+void Weights::read_draft_ids() {
+    const char *        path    = file_.path().c_str();
+    const int32_t       n_vocab = file_.params().n_vocab;
+    const ggml_tensor * d2t     = file_.find("d2t");
+    const int64_t       n       = d2t->ne[0];
+
+    std::vector<int64_t> wide(n);
+    std::vector<int32_t> ids(n);
+    if (d2t->type == GGML_TYPE_I64) {
+        file_.read(d2t, wide.data());
+    } else if (d2t->type == GGML_TYPE_I32) {
+        file_.read(d2t, ids.data());
+        wide.assign(ids.begin(), ids.end());
+    } else {
+        fail(PD2_ERROR_HEAD_FORMAT, "%s: d2t has type %s, token ids are i64 or i32; convert the head again", path,
+             ggml_type_name(d2t->type));
+    }
+    std::vector<bool> seen(n_vocab, false);
+    for (int64_t i = 0; i < n; ++i) {
+        if (wide[i] < 0 || wide[i] >= n_vocab) {
+            fail(PD2_ERROR_HEAD_FORMAT,
+                 "%s: d2t maps row %" PRId64 " to token %" PRId64 ", outside 0..%d; convert the head again", path, i,
+                 wide[i], n_vocab - 1);
+        }
+        ids[i] = static_cast<int32_t>(wide[i]);
+        // Checkpoints store id minus row: a file that copied those maps many rows to one token.
+        if (seen[ids[i]]) {
+            fail(PD2_ERROR_HEAD_FORMAT,
+                 "%s: d2t maps two rows to token %d; it must hold token ids, not offsets; convert the head again", path,
+                 ids[i]);
+        }
+        seen[ids[i]] = true;
+    }
+    ggml_backend_tensor_set(draft_ids, ids.data(), 0, ids.size() * sizeof(int32_t));
 }
 
 }  // namespace pd2

@@ -63,6 +63,7 @@ class Weights {
     void          declare_all();
     void          allocate();
     void          read_all();
+    void          read_draft_ids();
 
     // One group of tensors that share a buffer.
     struct Place {

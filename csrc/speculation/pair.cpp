@@ -25,8 +25,9 @@ void check_pair(const HeadParams & head, const std::string & head_path, const pd
              "%s: the head's hidden size is %d, the embedding it would borrow from the target has %d; %s", path,
              head.n_embd, target.n_embd, advice);
     }
-    // A borrowed output head proposes any of the target's ids, the target accepts any of the head's: one vocabulary.
-    if (head.n_vocab != target.n_vocab) {
+    // A borrowed output head proposes any of the target's ids: the codebooks may cover more, as padding, never fewer.
+    // An own output head proposes any of its own ids, and the target must know them.
+    if (head.n_vocab < target.n_vocab || (head.own_output && head.n_vocab != target.n_vocab)) {
         fail(PD2_ERROR_HEAD_MISMATCH, "%s: the head covers %d token ids, the target has %d; %s", path, head.n_vocab,
              target.n_vocab, advice);
     }

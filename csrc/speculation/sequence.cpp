@@ -1,6 +1,7 @@
 #include "sequence.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "error.h"
 
@@ -71,13 +72,13 @@ int32_t Sequence::prefill(int32_t max_tokens) {
         if (drafting_) {
             drafter_->inject(target_.features(), n, position);
         }
+        if (last) {
+            tokens_.push_back(choose(0));
+            ready_ = true;
+        }
     } catch (...) {
         restore(position);
         throw;
-    }
-    if (last) {
-        tokens_.push_back(choose(0));
-        ready_ = true;
     }
     return n_prompt - target_.end();
 }
@@ -184,7 +185,13 @@ const Sequence::Verdict & Sequence::verify(const int32_t * draft, int32_t n_draf
 // Greedy: the first of the largest logits.
 int32_t Sequence::choose(int32_t row) const {
     const float * logits = target_.logits(row);
-    return static_cast<int32_t>(std::max_element(logits, logits + n_vocab_) - logits);
+    const float * best   = std::max_element(logits, logits + n_vocab_);
+    if (!std::isfinite(*best)) {
+        fail(PD2_ERROR_NATIVE,
+             "the target's logits are not finite numbers; its file is damaged or its cache type too "
+             "narrow: fetch or convert it again, or load with kv_type f32");
+    }
+    return static_cast<int32_t>(best - logits);
 }
 
 // Both caches forget positions >= position. False when the target's cannot; nothing is changed then.

@@ -240,8 +240,11 @@ void LlamaTarget::create_context(int32_t max_rollback, bool with_callback) {
     params.n_threads_batch      = n_threads_;
     params.type_k               = params_.kv_type;
     params.type_v               = params_.kv_type;
-    if (params_.kv_type == GGML_TYPE_F32) {
-        params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;  // it would round the F32 cache to F16
+    // The CPU's flash attention rounds an F32 cache to F16, and from 512 cells on sums in another order for one row than
+    // for several: logits then move by a tenth with the draft's width. Without it a Q8_0 target's do not move at all.
+    const bool on_cpu = llama_model_n_devices(model_.get()) == 0;
+    if (params_.kv_type == GGML_TYPE_F32 || (on_cpu && !ggml_is_quantized(params_.kv_type))) {
+        params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;
     }
     params.swa_full = false;
     if (with_callback) {
