@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from pydflash2.errors import HeadFormatError
 
+MASK_EMBEDDING = "mask_embedding.pt"  # a few heads bring a vector of their own for the mask token
 _INDEX = "model.safetensors.index.json"
 _MAX_HEADER = 100_000_000  # bytes, the limit of the safetensors package
 
@@ -74,6 +75,11 @@ def read_checkpoint(folder: Path) -> list[StoredTensor]:
 
     Raises `HeadFormatError` for what is missing or damaged.
     """
+    if (folder / MASK_EMBEDDING).is_file():
+        raise HeadFormatError(
+            f"{folder} holds {MASK_EMBEDDING}, which would be lost: this build embeds the mask token as the "
+            "target does"
+        )
     weight_map = _weight_map(folder)
     if weight_map is None:
         files = sorted(folder.glob("model*.safetensors"))
@@ -112,7 +118,7 @@ def _weight_map(folder: Path) -> dict[str, str] | None:
         weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
         if not all(isinstance(name, str) and Path(name).name == name for name in weight_map.values()):
             raise ValueError("weight_map must name files of this folder")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise HeadFormatError(f"{path} is no index of shards: {error}. Download it again") from error
     return dict(weight_map)
 

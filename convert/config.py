@@ -83,7 +83,7 @@ class _Reader:
             raise HeadFormatError(
                 f"{path} can't be read: {error.strerror}. A head's folder has a config.json"
             ) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise HeadFormatError(f"{path} is not JSON: {error}. Download it again") from error
         if not isinstance(config, dict):
             raise HeadFormatError(f"{path} holds no settings: it must be a JSON object. Download it again")
@@ -101,6 +101,8 @@ class _Reader:
         version = self._version()
         self._refuse_unsupported()
         n_layer = self._count("num_hidden_layers")
+        if n_layer > keys.MAX_LAYERS:
+            raise self.refuse(f"num_hidden_layers is {n_layer}: llama.cpp takes {keys.MAX_LAYERS} at most")
         n_embd = self._count("hidden_size")
         n_head = self._count("num_attention_heads")
         n_head_kv = self._count("num_key_value_heads")
@@ -271,16 +273,15 @@ class _Reader:
             if name not in _LAYER_TYPES:
                 raise self.refuse(f"layer_types holds {name!r}: a layer is {' or '.join(_LAYER_TYPES)}")
         sliding = tuple(name == "sliding_attention" for name in types)
-        if not any(sliding):
-            return None, sliding
-        if use_window is None and self.top.get("sliding_window") is not None:
+        if any(sliding) and use_window is None and self.top.get("sliding_window") is not None:
             raise self.refuse(
                 "use_sliding_window is missing, and with it whether the sliding_window of "
                 f"{self.top['sliding_window']!r} counts. Set it to true or false"
             )
         if not self._flag("use_sliding_window", False):
             return None, sliding
-        return self._count("sliding_window"), sliding
+        window = self._count("sliding_window") if any(sliding) else self._optional_count("sliding_window")
+        return window, sliding
 
     def _causal(self) -> bool | None:
         found = {

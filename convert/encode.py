@@ -101,8 +101,10 @@ def _converter(tensor: HeadTensor, kind: GGMLQuantizationType) -> Callable[[Piec
     if kind is GGMLQuantizationType.F16:
         to_f16 = _bf16_to_f16() if stored == "BF16" else _f32_to_f16
         return lambda rows: _checked_f16(to_f16(rows), tensor)
-    if kind in (GGMLQuantizationType.BF16, GGMLQuantizationType.Q8_0):
+    if kind is GGMLQuantizationType.BF16:
         return lambda rows: gguf_quantize(_to_f32(rows, stored), kind)
+    if kind is GGMLQuantizationType.Q8_0:
+        return lambda rows: gguf_quantize(_checked_finite(_to_f32(rows, stored), tensor), kind)
     return lambda rows: quantize.rows(kind, _to_f32(rows, stored), tensor.stored.name)
 
 
@@ -139,12 +141,18 @@ def _f32_to_f16(rows: Piece) -> Piece:
         return rows.astype(np.float16).view(np.uint16)
 
 
+def _checked_finite(rows: npt.NDArray[np.float32], tensor: HeadTensor) -> npt.NDArray[np.float32]:
+    if not np.isfinite(rows).all():
+        raise HeadFormatError(f"{tensor.stored.name} can't be quantised: it holds values that are not finite")
+    return rows
+
+
 def _checked_f16(bits: npt.NDArray[np.uint16], tensor: HeadTensor) -> npt.NDArray[np.uint16]:
     # Bits order like magnitudes: the maximum is the largest positive value as signed numbers, the largest
     # negative one as unsigned numbers. Two reductions, no copy.
     if bits.view(np.int16).max() >= _F16_INFINITY or bits.max() >= 0x8000 | _F16_INFINITY:
         raise HeadFormatError(
-            f"{tensor.stored.name} holds values that F16 can't (beyond 65504, or not finite). Use --outtype"
-            " bf16"
+            f"{tensor.stored.name} holds values that F16 can't (beyond 65504, or not finite). "
+            "Use --outtype bf16"
         )
     return bits

@@ -43,12 +43,15 @@ def _taps(target: Target, head: Head) -> Line:
 
 
 def _vocabulary(target: Target, head: Head, vocabulary: Vocabulary | None) -> Line:
-    """A head may know more padding than its target, never fewer tokens than the target has logits."""
+    """A head may cover more tokens than its target has, as padding, never fewer than the target has logits.
+
+    With an output head of its own it proposes any token it covers, and the target must know each.
+    """
     size, true_size = target.vocabulary.size, target.vocabulary.true_size
     detail = f"head {head.n_vocab or 'says nothing'}, target {size} tokens"
     if true_size != size:
         detail += f", {true_size} without padding"
-    fits = head.n_vocab is None or head.n_vocab >= size
+    fits = head.n_vocab is None or head.n_vocab == size or (head.n_vocab > size and not head.own_output)
     if vocabulary is not None and vocabulary.true_size != true_size:
         return Line(
             "vocabulary", False, f"{detail}; the head's tokens are {vocabulary.true_size} without padding"

@@ -11,12 +11,7 @@ from dataclasses import dataclass
 # ---- GGUF ----
 
 ARCHITECTURE = "dflash"
-FORK_ARCHITECTURES = (
-    "dflash-draft",
-    "dflash2",
-    "dflash2-draft",
-    "dflash_draft",
-)  # formats of forks, before llama.cpp had one
+FORK_ARCHITECTURES = ("dflash-draft",)  # the format of forks, before llama.cpp had one
 
 GENERAL_ARCHITECTURE = "general.architecture"
 GENERAL_NAME = "general.name"
@@ -80,6 +75,8 @@ SCALED_EMBEDDING_ARCHITECTURES = ("gemma", "gemma2", "gemma3", "gemma3n", "gemma
 
 # ---- checkpoint ----
 
+MAX_LAYERS = 512  # llama.cpp's own bound
+
 ARCHITECTURE_VERSIONS = {"DFlashDraftModel": 1, "DFlash2DraftModel": 2}
 VARIANT_ARCHITECTURES = (
     "Qwen3DSparkModel",
@@ -102,7 +99,7 @@ UNSUPPORTED_SETTINGS = {
     "markov_head_type": "the DSpark variant",
 }
 
-IGNORED_TENSORS = ("rotary_emb.inv_freq", "t2d")  # computed from other parts of the checkpoint
+IMPLIED_TENSORS = ("rotary_emb.inv_freq", "t2d")  # other parts of the checkpoint say the same
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ def add_model_card(writer: GGUFWriter, folder: Path, repository: str | None) -> 
         name, owner, card.basename, card.finetune, card.version, card.size_label = (
             Metadata.get_model_id_components(repository, total)
         )
-        card.name, card.organization = Metadata.id_to_title(name), Metadata.id_to_title(owner)
+        card.name = Metadata.id_to_title(name)  # type: ignore[no-untyped-call]
+        card.organization = Metadata.id_to_title(owner)  # type: ignore[no-untyped-call]
     card.name = card.name or folder.name
     card.size_label = card.size_label or size_label(total, *others)
     writer.add_type(GGUFType.MODEL)

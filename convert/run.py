@@ -9,16 +9,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType
-from huggingface_hub import snapshot_download
 
 from pydflash2.errors import HeadFormatError, HeadMismatchError, ModelFileError
 from pydflash2.gguf_file import MAGIC, GGUFFile
+from pydflash2.model_files import model_name
 
 from . import keys, mend
-from .checkpoint import read_checkpoint
+from .checkpoint import MASK_EMBEDDING, read_checkpoint
 from .config import HeadConfig
 from .encode import FILE_TYPES, automatic_outtype, choose_types, encode, n_bytes
 from .fit import check_fit
@@ -35,9 +36,7 @@ _WANTED_FILES = (
     "*.safetensors",
     "*.safetensors.index.json",
     "README.md",
-)
-_TYPE_SUFFIX = re.compile(
-    r"([-._](UD-)?([IT]?Q\d\w*|B?F16|F32|MXFP4\w*|NVFP4\w*))?(-\d{5}-of-\d{5})?$", re.IGNORECASE
+    MASK_EMBEDDING,
 )
 
 
@@ -145,8 +144,7 @@ def _refuse_mismatch(target: Target, head: Head, vocabulary: Vocabulary | None, 
 
 
 def _default_output(target: Target, outtype: str) -> Path:
-    model = _TYPE_SUFFIX.sub("", target.path.name.removesuffix(".gguf"), count=1)
-    return target.path.with_name(f"dflash-{model}-{outtype}.gguf")
+    return target.path.with_name(f"dflash-{model_name(target.path)}-{outtype}.gguf")
 
 
 def _download(head: str | os.PathLike[str]) -> tuple[Path, str]:
@@ -156,10 +154,11 @@ def _download(head: str | os.PathLike[str]) -> tuple[Path, str]:
             f"there is no folder or file {repository}. Give a checkpoint's folder, or owner/name on the Hub"
         )
     try:
-        return Path(snapshot_download(repository, allow_patterns=list(_WANTED_FILES))), repository
+        folder = huggingface_hub.snapshot_download(repository, allow_patterns=list(_WANTED_FILES))
     except Exception as error:  # the library lets those of its HTTP client through
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelFileError(
             f"{repository} is no folder here and could not be fetched from the Hub: {reason}. Check the name"
             " and the network"
         ) from error
+    return Path(folder), repository

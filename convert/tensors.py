@@ -47,7 +47,7 @@ class HeadTensors:
         sides = _sides(config, by_source)
         rules = _rules(config)
         for source, tensor in by_source.items():
-            if source not in rules and not source.endswith(keys.IGNORED_TENSORS):
+            if source not in rules and not _is_implied(source):
                 raise _unclaimed(tensor, source, config)
         if missing := [s for s, (rule, _) in rules.items() if s not in by_source and not rule.optional]:
             raise HeadFormatError(
@@ -74,6 +74,10 @@ class HeadTensors:
                     HeadTensor(name, tensor, config.interleaved_rope and name.endswith(_INTERLEAVED))
                 )
         return cls(tensors, draft_to_target, sides["head_dim"], sides["n_vocab"] or None)
+
+
+def _is_implied(source: str) -> bool:
+    return any(source == name or source.endswith(f".{name}") for name in keys.IMPLIED_TENSORS)
 
 
 def _plain(name: str) -> str:

@@ -64,7 +64,7 @@ class Inspection:
 def inspect(path: str | os.PathLike[str]) -> Inspection:
     """Says what a GGUF or a checkpoint's folder is.
 
-    Raises `ModelFileError` for what is missing or damaged, `HeadFormatError` for a head that lacks its basics.
+    Raises `ModelFileError` for what is missing or damaged, `HeadFormatError` for a head without its basics.
     """
     file = Path(path).expanduser()
     return _inspect_checkpoint(file) if file.is_dir() else _inspect_gguf(GGUFFile.open(file))

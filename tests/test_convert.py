@@ -12,6 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import dequantize
+
 from checkpoints import (
     CONFIG_1,
     CONFIG_2,
@@ -23,19 +26,18 @@ from checkpoints import (
     tensors,
     values,
 )
-from gguf import GGMLQuantizationType, GGUFWriter
-from gguf.quants import dequantize
 from golden.make_convert import HEADS
 from golden.make_convert import HERE as GOLDEN
-
 from pydflash2.convert import convert
+from pydflash2.convert.checkpoint import StoredTensor, read_checkpoint
 from pydflash2.convert.config import HeadConfig
 from pydflash2.convert.encode import choose_types
-from pydflash2.convert.checkpoint import StoredTensor, read_checkpoint
 from pydflash2.convert.tensors import HeadTensors
 from pydflash2.errors import HeadFormatError, HeadMismatchError, ModelFileError
 from pydflash2.gguf_file import GGUFFile
 from pydflash2.inspection import check_pair
+from tiny.files import TinyFiles
+from tiny.heads import HEADS as TINY_HEADS
 
 
 def changed(config: dict[str, Any], **drafting: Any) -> dict[str, Any]:
@@ -69,6 +71,22 @@ def test_every_byte_is_as_llama_cpp_writes_it(name: str, tmp_path: Path) -> None
     assert ours.read_bytes() == (GOLDEN / f"{name}.gguf").read_bytes()
 
 
+@pytest.mark.parametrize("name", TINY_HEADS)
+def test_every_variant_is_as_the_engines_tests_write_it(name: str, tiny: TinyFiles, tmp_path: Path) -> None:
+    """tests/tiny writes its GGUF heads straight from their numbers: two writers, one format."""
+    output = convert(
+        tiny.checkpoint(name), tiny.target(TINY_HEADS[name].target), tmp_path / "out.gguf", "f32"
+    )
+    ours, theirs = GGUFFile.open(output), GGUFFile.open(tiny.head(name))
+    settings = [
+        {key: field for key, field in file.fields.items() if key.startswith(("dflash.", "pydflash2."))}
+        for file in (ours, theirs)
+    ]
+    assert settings[0] == settings[1]
+    assert ours.tensors.keys() == theirs.tensors.keys()
+    assert all(data(ours, tensor) == data(theirs, tensor) for tensor in ours.tensors)
+
+
 def published_geometry(tmp_path: Path) -> tuple[HeadConfig, HeadTensors]:
     """Config and tensor table of the published 1.9 B head; no weights are needed to choose their types."""
     config = copy.deepcopy(CONFIG_2) | {
@@ -82,9 +100,15 @@ def published_geometry(tmp_path: Path) -> tuple[HeadConfig, HeadTensors]:
         "layer_types": ["sliding_attention"] * 5,
         "sliding_window": 2048,
     }
-    config["dflash_config"] |= {"target_layer_ids": [5, 19, 33, 47, 61], "conv_group_size": 16, "selector_rank": 256}
+    config["dflash_config"] |= {
+        "target_layer_ids": [5, 19, 33, 47, 61],
+        "conv_group_size": 16,
+        "selector_rank": 256,
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
-    stored = [StoredTensor(name, "BF16", shape, tmp_path, 0) for name, shape in sorted(shapes(config).items())]
+    stored = [
+        StoredTensor(name, "BF16", shape, tmp_path, 0) for name, shape in sorted(shapes(config).items())
+    ]
     read = HeadConfig.read(tmp_path)
     return read, HeadTensors.claim(read, stored)
 
@@ -107,7 +131,7 @@ def test_types_of_the_published_geometry(outtype: str, counts: dict[str, int], t
 
 
 def test_more_bits_go_to_the_layers_llama_quantize_gives_them_to(tmp_path: Path) -> None:
-    """Its rule goes by the layer's number, not by the order of names, in which layer 10 comes before layer 2."""
+    """Its rule goes by the layer's number, not by names' order, where layer 10 comes before 2."""
     config = changed({**CONFIG_1, "num_hidden_layers": 12, "layer_types": ["full_attention"] * 12})
     config |= {"hidden_size": 256, "intermediate_size": 256}
     folder = save_checkpoint(tmp_path / "head", config)
@@ -130,13 +154,16 @@ def test_rows_that_no_k_quant_fits_fall_back(target: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("outtype", "step"), [("f32", 0), ("f16", 2e-4), ("bf16", 2e-3), ("q8_0", 4e-3), ("q6_k", 0.03), ("q4_k_m", 0.06)]
+    ("outtype", "step"),
+    [("f32", 0), ("f16", 2e-4), ("bf16", 2e-3), ("q8_0", 4e-3), ("q6_k", 0.03), ("q4_k_m", 0.06)],
 )
 def test_weights_keep_their_values(outtype: str, step: float, tmp_path: Path) -> None:
     config = changed({**CONFIG_2, "hidden_size": 256, "intermediate_size": 256, "head_dim": 64})
     arrays = tensors(config)
     target = save_target(tmp_path / "target.gguf", n_embd=256)
-    file = GGUFFile.open(convert(save_checkpoint(tmp_path / "head", config, arrays, "F32"), target, outtype=outtype))
+    file = GGUFFile.open(
+        convert(save_checkpoint(tmp_path / "head", config, arrays, "F32"), target, outtype=outtype)
+    )
     for source, name in {
         "fc.weight": "fc.weight",
         "layers.1.self_attn.v_proj.weight": "blk.1.attn_v.weight",
@@ -171,12 +198,13 @@ def test_what_f16_cannot_hold_is_refused(bad: float, dtype: str, target: Path, t
     assert not list(tmp_path.glob("*out.gguf*"))
 
 
-def test_values_that_no_quantised_type_can_hold_are_refused(target: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("outtype", ["q8_0", "q4_0"])
+def test_what_no_quantised_type_can_hold_is_refused(outtype: str, target: Path, tmp_path: Path) -> None:
     arrays = tensors(CONFIG_1)
     arrays["fc.weight"][3, 7] = np.inf
     folder = save_checkpoint(tmp_path / "head", CONFIG_1, arrays, "F32")
-    with pytest.raises(HeadFormatError, match=r"fc\.weight can't be quantised: row 3 holds inf"):
-        convert(folder, target, outtype="q4_0")
+    with pytest.raises(HeadFormatError, match=r"fc\.weight can't be quantised: .* (inf|not finite)"):
+        convert(folder, target, outtype=outtype)
 
 
 def test_interleaved_rope_is_reordered_head_by_head(target: Path, tmp_path: Path) -> None:
@@ -186,7 +214,9 @@ def test_interleaved_rope_is_reordered_head_by_head(target: Path, tmp_path: Path
     order = [*range(0, 16, 2), *range(1, 16, 2)]
     query = arrays["layers.1.self_attn.q_proj.weight"].reshape(3, 16, 32)[:, order]
     assert data(file, "blk.1.attn_q.weight") == query.tobytes()
-    assert data(file, "blk.0.attn_k_norm.weight") == arrays["layers.0.self_attn.k_norm.weight"][order].tobytes()
+    assert (
+        data(file, "blk.0.attn_k_norm.weight") == arrays["layers.0.self_attn.k_norm.weight"][order].tobytes()
+    )
     assert data(file, "blk.0.attn_v.weight") == arrays["layers.0.self_attn.v_proj.weight"].tobytes()
 
 
@@ -225,7 +255,10 @@ def test_a_reduced_vocabulary_maps_to_target_tokens(target: Path, tmp_path: Path
 
 
 def test_own_embedding_and_output_head_are_kept(target: Path, tmp_path: Path) -> None:
-    arrays = tensors(CONFIG_2) | {"lm_head.weight": values("a", (72, 32)), "embed_tokens.weight": values("b", (72, 32))}
+    arrays = tensors(CONFIG_2) | {
+        "lm_head.weight": values("a", (72, 32)),
+        "embed_tokens.weight": values("b", (72, 32)),
+    }
     file = GGUFFile.open(convert(save_checkpoint(tmp_path / "own", CONFIG_2, arrays), target))
     assert {"token_embd.weight", "output.weight"} <= file.tensors.keys()
 
@@ -237,8 +270,12 @@ def test_own_embedding_and_output_head_are_kept(target: Path, tmp_path: Path) ->
 # ---- what comes from the target ----
 
 
-@pytest.mark.parametrize(("architecture", "scale"), [("gemma3", 32**0.5), ("gemma", 32**0.5), ("qwen3", None)])
-def test_gemma_targets_give_their_embedding_scale(architecture: str, scale: float | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "scale"), [("gemma3", 32**0.5), ("gemma", 32**0.5), ("qwen3", None)]
+)
+def test_gemma_targets_give_their_embedding_scale(
+    architecture: str, scale: float | None, tmp_path: Path
+) -> None:
     target = save_target(tmp_path / "target.gguf", architecture=architecture)
     file = GGUFFile.open(convert(save_checkpoint(tmp_path / "head", CONFIG_1), target))
     assert file.number("dflash.embedding_scale") == (None if scale is None else pytest.approx(scale))
@@ -292,7 +329,9 @@ def test_a_mask_token_outside_the_vocabulary_is_refused(target: Path, tmp_path: 
 
 def test_a_hugging_face_folder_as_target_names_the_gguf_way(tmp_path: Path) -> None:
     head = save_checkpoint(tmp_path / "head", CONFIG_1)
-    with pytest.raises(ModelFileError, match=r"is a folder, .* Give the target's .gguf file, or make it with llama.cpp's"):
+    with pytest.raises(
+        ModelFileError, match=r"is a folder, .* Give the target's .gguf file, or make it with llama.cpp's"
+    ):
         convert(head, head)
 
 
@@ -338,19 +377,21 @@ def test_a_failed_conversion_leaves_the_old_file(target: Path, tmp_path: Path) -
 
 def test_an_output_that_cannot_be_written_is_named(target: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(ModelFileError, match=r"out.gguf can't be written: .* Name another file with --output"):
+    with pytest.raises(
+        ModelFileError, match=r"out.gguf can't be written: .* Name another file with --output"
+    ):
         convert(save_checkpoint(tmp_path / "head", CONFIG_1), target, tmp_path / "file" / "out.gguf")
 
 
 def test_arguments_are_checked(target: Path, tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path / "head", CONFIG_1)
-    with pytest.raises(ValueError, match="outtype must be auto, f32, f16, .*got 'q5'"):
+    with pytest.raises(ValueError, match=r"outtype must be auto, f32, f16, .*got 'q5'"):
         convert(folder, target, outtype="q5")
     with pytest.raises(ValueError, match="would overwrite what is converted"):
         convert(folder, target, target)
-    with pytest.raises(ModelFileError, match="there is no folder or file .*/nowhere"):
+    with pytest.raises(ModelFileError, match=r"there is no folder or file .*/nowhere"):
         convert(tmp_path / "nowhere", target)
-    with pytest.raises(HeadFormatError, match="is no GGUF head. Give a checkpoint's folder"):
+    with pytest.raises(HeadFormatError, match=r"is no GGUF head. Give a checkpoint's folder"):
         convert(folder / "model.safetensors", target)
 
 
@@ -364,7 +405,7 @@ def test_a_repository_is_fetched_and_gives_the_name(
         asked.append(repository)
         return str(folder)
 
-    monkeypatch.setattr("pydflash2.convert.run.snapshot_download", fetch)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
     file = GGUFFile.open(convert("someone/Tiny-1M-DFlash", target))
     assert asked == ["someone/Tiny-1M-DFlash"]
     assert file.text("general.name") == "Tiny 1M DFlash"
@@ -375,12 +416,16 @@ def test_a_repository_that_cannot_be_fetched_is_named(target: Path, monkeypatch:
     def fail(*_: Any, **__: Any) -> str:
         raise ConnectionError("no route\nto the Hub")
 
-    monkeypatch.setattr("pydflash2.convert.run.snapshot_download", fail)
-    with pytest.raises(ModelFileError, match=r"someone/head is no folder here and could not be fetched .*: no route\. "):
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    with pytest.raises(
+        ModelFileError, match=r"someone/head is no folder here and could not be fetched .*: no route\. "
+    ):
         convert("someone/head", target)
 
 
-def test_a_bar_is_drawn_only_where_wanted(target: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_bar_is_drawn_only_where_wanted(
+    target: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     folder = save_checkpoint(tmp_path / "head", CONFIG_1)
     convert(folder, target)  # stderr is no terminal here
     assert capfd.readouterr() == ("", "")
@@ -399,20 +444,28 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-@pytest.mark.parametrize("outtype", ["f16", "q8_0", "q4_0"])
-def test_memory_does_not_grow_with_the_tensor(outtype: str, tmp_path: Path) -> None:
-    config = {**CONFIG_1, "hidden_size": 4096, "num_hidden_layers": 1, "layer_types": ["full_attention"]}
-    config["dflash_config"] = {**CONFIG_1["dflash_config"], "target_layer_ids": [1, 2, 3, 4]}  # fc: 128 MB as BF16
-    folder = save_checkpoint(tmp_path / "head", config)
-    target = save_target(tmp_path / "target.gguf", n_embd=4096)
+@pytest.fixture(scope="module")
+def large_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A checkpoint whose largest tensor takes 64 MB, and its target."""
+    folder = tmp_path_factory.mktemp("large")
+    config = {**CONFIG_1, "hidden_size": 2048, "num_hidden_layers": 1, "layer_types": ["full_attention"]}
+    config["dflash_config"] = {**CONFIG_1["dflash_config"], "target_layer_ids": [0, 1, 2, 3, 4, 5, 0, 1]}
+    arrays = {name: np.zeros(shape, np.float32) for name, shape in shapes(config).items()}
+    return save_checkpoint(folder / "head", config, arrays), save_target(folder / "target.gguf", n_embd=2048)
+
+
+@pytest.mark.parametrize("outtype", ["f32", "f16", "q8_0", "q4_0"])
+def test_memory_does_not_grow_with_the_tensor(
+    outtype: str, large_pair: tuple[Path, Path], tmp_path: Path
+) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PEAK, folder, target, tmp_path / "out.gguf", outtype],
+        [sys.executable, "-c", PEAK, *large_pair, tmp_path / "out.gguf", outtype],
         capture_output=True,
         text=True,
         check=True,
     )
     unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
-    assert int(done.stdout) * unit < 80e6
+    assert int(done.stdout) * unit < 40e6
 
 
 # ---- old files ----
@@ -440,9 +493,9 @@ def test_an_old_file_is_mended(tmp_path: Path) -> None:
 def test_a_file_that_needs_no_mending_is_left_alone(tmp_path: Path) -> None:
     old, target = old_head(tmp_path)
     mended = convert(old, target)
-    with pytest.raises(HeadFormatError, match="has its rope sections. There is nothing to mend"):
+    with pytest.raises(HeadFormatError, match=r"has its rope sections. There is nothing to mend"):
         convert(mended, target)
-    with pytest.raises(HeadFormatError, match="needs no rope sections: plain.gguf has none"):
+    with pytest.raises(HeadFormatError, match=r"needs no rope sections: plain.gguf has none"):
         convert(old, tmp_path / "plain.gguf")
     with pytest.raises(ValueError, match="a GGUF head keeps its types"):
         convert(old, target, outtype="f16")
@@ -453,4 +506,3 @@ def test_an_old_file_for_another_target_is_not_mended(tmp_path: Path) -> None:
     other = save_target(tmp_path / "other.gguf", n_embd=64, rope_sections=[4, 2, 2, 0])
     with pytest.raises(HeadMismatchError, match="hidden size: head 32, target 64"):
         convert(old, other)
-

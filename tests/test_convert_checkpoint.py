@@ -9,10 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import CONFIG_1, CONFIG_2, N_VOCAB, save_checkpoint, save_safetensors, save_target, tensors, values
 from hypothesis import given
 from hypothesis import strategies as st
 
+from checkpoints import (
+    CONFIG_1,
+    CONFIG_2,
+    N_VOCAB,
+    save_checkpoint,
+    save_safetensors,
+    save_target,
+    tensors,
+    values,
+)
 from pydflash2.convert import convert
 from pydflash2.convert.checkpoint import read_checkpoint
 from pydflash2.errors import HeadFormatError, PyDFlash2Error
@@ -57,7 +66,10 @@ REFUSED: dict[str, tuple[dict[str, Any], Callable[[Arrays], None]]] = {
         CONFIG_2,
         with_shape("layers.1.mlp_conv.base_kernel", 2, 3, 32),
     ),
-    "layers.0.self_attn.q_norm.weight has the shape [8]": (CONFIG_1, with_shape("layers.0.self_attn.q_norm.weight", 8)),
+    "layers.0.self_attn.q_norm.weight has the shape [8]": (
+        CONFIG_1,
+        with_shape("layers.0.self_attn.q_norm.weight", 8),
+    ),
     "model.safetensors holds layers.0.self_attn.sinks, which would be lost: no part of a DFlash head": (
         CONFIG_1,
         with_shape("layers.0.self_attn.sinks", 3),
@@ -74,7 +86,11 @@ REFUSED: dict[str, tuple[dict[str, Any], Callable[[Arrays], None]]] = {
         CONFIG_1,
         with_shape("candidate_selector.hidden_projection.weight", 8, 32),
     ),
-    "markov_head.markov_w1.weight, which would be lost": (CONFIG_1, with_shape("markov_head.markov_w1.weight", 4, 4)),
+    "markov_head.markov_w1.weight, which would be lost": (
+        CONFIG_1,
+        with_shape("markov_head.markov_w1.weight", 4, 4),
+    ),
+    "draft_t2d, which would be lost": (CONFIG_1, with_shape("draft_t2d", 4)),
     "names differ only in a leading 'model.'": (CONFIG_1, with_shape("model.fc.weight", 32, 64)),
     "embed_tokens.weight without lm_head.weight, and tie_word_embeddings is not true": (
         CONFIG_1,
@@ -125,8 +141,17 @@ def test_a_folder_without_weights(tmp_path: Path) -> None:
     with pytest.raises(HeadFormatError, match=r"has no model.safetensors\. Give the folder"):
         read_checkpoint(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(HeadFormatError, match=r"weights in .bin files are not read: save them as safetensors"):
+    with pytest.raises(
+        HeadFormatError, match=r"weights in .bin files are not read: save them as safetensors"
+    ):
         read_checkpoint(tmp_path)
+
+
+def test_a_mask_embedding_beside_the_weights_is_not_lost(tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path / "head", CONFIG_1)
+    (folder / "mask_embedding.pt").write_bytes(b"")
+    with pytest.raises(HeadFormatError, match=r"holds mask_embedding\.pt, which would be lost"):
+        read_checkpoint(folder)
 
 
 def test_shards_that_do_not_match_their_index(tmp_path: Path) -> None:
@@ -138,7 +163,13 @@ def test_shards_that_do_not_match_their_index(tmp_path: Path) -> None:
     index.write_text(json.dumps({"weight_map": {"a": "model-2.safetensors"}}))
     with pytest.raises(HeadFormatError, match=r"model-2.safetensors can't be read: .*Download it again"):
         read_checkpoint(tmp_path)
-    for content in ("{", "[]", '{"weight_map": 1}', '{"weight_map": {"a": "../secret"}}', '{"weight_map": {"a": 1}}'):
+    for content in (
+        "{",
+        "[]",
+        '{"weight_map": 1}',
+        '{"weight_map": {"a": "../secret"}}',
+        '{"weight_map": {"a": 1}}',
+    ):
         index.write_text(content)
         with pytest.raises(HeadFormatError, match="is no index of shards"):
             read_checkpoint(tmp_path)
@@ -154,12 +185,16 @@ def test_a_tensor_in_two_files(tmp_path: Path) -> None:
 def test_a_quantised_checkpoint_is_refused(tmp_path: Path) -> None:
     table = json.dumps({"fc.weight": {"dtype": "F8_E4M3", "shape": [2], "data_offsets": [0, 2]}}).encode()
     (tmp_path / "model.safetensors").write_bytes(len(table).to_bytes(8, "little") + table + b"ab")
-    with pytest.raises(HeadFormatError, match="fc.weight is stored as F8_E4M3; only F32, .* convert the one it was made"):
+    with pytest.raises(
+        HeadFormatError, match=r"fc.weight is stored as F8_E4M3; only F32, .* convert the one it was made"
+    ):
         read_checkpoint(tmp_path)
 
 
 @given(st.data())
-def test_a_damaged_file_is_refused_or_read(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_a_damaged_file_is_refused_or_read(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     """Cut off or with bytes changed anywhere: never another exception than our own."""
     folder = tmp_path_factory.getbasetemp() / "damaged"
     folder.mkdir(exist_ok=True)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import CONFIG_1, CONFIG_2, save_checkpoint, save_target
 from hypothesis import given
 from hypothesis import strategies as st
 
+from checkpoints import CONFIG_2, save_checkpoint, save_target
 from pydflash2.convert import convert
 from pydflash2.convert.config import HeadConfig, RopeScaling
 from pydflash2.errors import HeadFormatError
@@ -26,7 +26,9 @@ def read(tmp_path: Path, config: Any) -> HeadConfig:
     return HeadConfig.read(tmp_path)
 
 
-def changed(top: dict[str, Any] | None = None, nested: dict[str, Any] | None = None, base: Any = CONFIG_2) -> Any:
+def changed(
+    top: dict[str, Any] | None = None, nested: dict[str, Any] | None = None, base: Any = CONFIG_2
+) -> Any:
     """The config with other settings; ABSENT takes one away."""
     config = copy.deepcopy(base)
     for settings, changes in ((config, top or {}), (config["dflash_config"], nested or {})):
@@ -78,8 +80,11 @@ def test_taps_may_sit_at_either_level(tmp_path: Path) -> None:
 
 
 def test_null_in_dflash_config_does_not_fall_back(tmp_path: Path) -> None:
-    assert read(tmp_path, changed({"final_logit_softcapping": 30.0}, {"final_logit_softcapping": None})).soft_cap is None
-    with pytest.raises(HeadFormatError, match="block_size is null in dflash_config, .* top level's 16"):
+    assert (
+        read(tmp_path, changed({"final_logit_softcapping": 30.0}, {"final_logit_softcapping": None})).soft_cap
+        is None
+    )
+    with pytest.raises(HeadFormatError, match=r"block_size is null in dflash_config, .* top level's 16"):
         read(tmp_path, changed({"block_size": 16}, {"block_size": None}))
 
 
@@ -154,11 +159,18 @@ SLIDING, FULL = "sliding_attention", "full_attention"
     ],
 )
 def test_how_the_file_says_which_layers_are_causal(
-    types: list[str], use_window: bool, is_causal: Any, key: bool | None, pattern: list[bool] | None, tmp_path: Path
+    types: list[str],
+    use_window: bool,
+    is_causal: Any,
+    key: bool | None,
+    pattern: list[bool] | None,
+    tmp_path: Path,
 ) -> None:
     """The reference: with the key all or none, without it the sliding ones, be there a window or not."""
     config = changed({"layer_types": types, "use_sliding_window": use_window, "is_causal": is_causal})
-    file = GGUFFile.open(convert(save_checkpoint(tmp_path / "head", config), save_target(tmp_path / "t.gguf")))
+    file = GGUFFile.open(
+        convert(save_checkpoint(tmp_path / "head", config), save_target(tmp_path / "t.gguf"))
+    )
     assert file.value("dflash.attention.causal") is key
     assert file.array("pydflash2.attention.causal_pattern") == pattern
     assert file.integer("dflash.attention.sliding_window") == (24 if use_window else None)
@@ -168,7 +180,9 @@ def test_how_the_file_says_which_layers_are_causal(
 def test_partial_rotary_and_gelu_reach_the_file(tmp_path: Path) -> None:
     rope = {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.5}
     config = changed({"rope_parameters": rope, "hidden_act": "gelu_pytorch_tanh"})
-    file = GGUFFile.open(convert(save_checkpoint(tmp_path / "head", config), save_target(tmp_path / "t.gguf")))
+    file = GGUFFile.open(
+        convert(save_checkpoint(tmp_path / "head", config), save_target(tmp_path / "t.gguf"))
+    )
     assert file.integer("dflash.rope.dimension_count") == 8
     assert file.text("dflash.hidden_activation") == "gelu_pytorch_tanh"
 
@@ -203,6 +217,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "block_size is 1: it must be a whole number, 2 or more": ({}, {"block_size": 1}),
     "hidden_size is '32': it must be a whole number": ({"hidden_size": "32"}, {}),
     "num_hidden_layers is True: it must be a whole number": ({"num_hidden_layers": True}, {}),
+    "num_hidden_layers is 513: llama.cpp takes 512 at most": ({"num_hidden_layers": 513}, {}),
     "mask_token_id is 2.5: it must be a whole number, 0 or more": ({}, {"mask_token_id": 2.5}),
     "target_layer_ids is []: it must list the target's layers": ({}, {"target_layer_ids": []}),
     "target_layer_ids is -1: it must be a whole number": ({}, {"target_layer_ids": [-1]}),
@@ -212,7 +227,10 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "use_sliding_window is 1: it must be true or false": ({"use_sliding_window": 1}, {}),
     "is_causal is 'no': it must be true or false": ({"is_causal": "no"}, {}),
     "is_causal and dflash_config.causal contradict each other": ({}, {"causal": True}),
-    "rope_parameters and rope_scaling contradict each other": ({"rope_scaling": {"type": "linear", "factor": 2}}, {}),
+    "rope_parameters and rope_scaling contradict each other": (
+        {"rope_scaling": {"type": "linear", "factor": 2}},
+        {},
+    ),
     "rope_type is 'llama3': this build has default, linear, yarn": (
         {"rope_parameters": {"rope_theta": 1e4, "rope_type": "llama3"}},
         {},
@@ -239,9 +257,15 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {},
     ),
     "partial_rotary_factor is 1.5: it must be at most 1": ({"partial_rotary_factor": 1.5}, {}),
-    "partial_rotary_factor with interleaved rope": ({"partial_rotary_factor": 0.5, "rope_is_neox_style": False}, {}),
+    "partial_rotary_factor with interleaved rope": (
+        {"partial_rotary_factor": 0.5, "rope_is_neox_style": False},
+        {},
+    ),
     "hidden_act is 'relu': this build has silu and gelu_pytorch_tanh": ({"hidden_act": "relu"}, {}),
-    "architectures is None: a head's is DFlashDraftModel or DFlash2DraftModel": ({"architectures": ABSENT}, {}),
+    "architectures is None: a head's is DFlashDraftModel or DFlash2DraftModel": (
+        {"architectures": ABSENT},
+        {},
+    ),
     "architectures is ['Qwen3ForCausalLM']": ({"architectures": ["Qwen3ForCausalLM"]}, {}),
     "Qwen3DSparkModel is a DSpark head": ({"architectures": ["Qwen3DSparkModel"]}, {}),
     "architectures says DFlash 1, but conv_kernel_size belongs to DFlash 2": (
@@ -250,7 +274,10 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "use_swa stands for its own way to name sliding layers": ({}, {"use_swa": True}),
     "attention_value_scale stands for a scale on attention's values": ({}, {"attention_value_scale": 0.7}),
-    "quantization_config stands for weights that are quantised already": ({"quantization_config": {"bits": 4}}, {}),
+    "quantization_config stands for weights that are quantised already": (
+        {"quantization_config": {"bits": 4}},
+        {},
+    ),
     "num_experts stands for a mixture of experts": ({"num_experts": 8}, {}),
     "dflash_config is not an object": ({"dflash_config": [1]}, {}),
 }
@@ -266,10 +293,14 @@ def test_what_is_missing_or_contradictory_is_refused_by_name(message: str, tmp_p
 
 
 def test_a_config_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(HeadFormatError, match=r"config.json can't be read: .*A head's folder has a config.json"):
+    with pytest.raises(
+        HeadFormatError, match=r"config.json can't be read: .*A head's folder has a config.json"
+    ):
         HeadConfig.read(tmp_path)
-    with pytest.raises(HeadFormatError, match="config.json is not JSON: "):
+    with pytest.raises(HeadFormatError, match=r"config.json is not JSON: "):
         read(tmp_path, "{")
+    with pytest.raises(HeadFormatError, match=r"config.json is not JSON: "):
+        read(tmp_path, "[" * 100_000)
     with pytest.raises(HeadFormatError, match="it must be a JSON object"):
         read(tmp_path, "[]")
 
@@ -279,7 +310,9 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=6,
 )
-KEYS = st.sampled_from([*CONFIG_2, "rope_theta", "rope_scaling", "is_causal", "draft_vocab_size", "has_embed_tokens"])
+KEYS = st.sampled_from(
+    [*CONFIG_2, "rope_theta", "rope_scaling", "is_causal", "draft_vocab_size", "has_embed_tokens"]
+)
 NESTED_KEYS = st.sampled_from([*CONFIG_2["dflash_config"], "causal", "rope_parameters", "rope_theta"])
 
 

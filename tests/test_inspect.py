@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import CONFIG_1, CONFIG_2, N_VOCAB, save_checkpoint, save_target, values
 from gguf import GGMLQuantizationType, GGUFWriter
-from golden.make_convert import HERE as GOLDEN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from checkpoints import CONFIG_1, CONFIG_2, N_VOCAB, save_checkpoint, save_target, tensors, values
+from golden.make_convert import HERE as GOLDEN
 from pydflash2.convert import convert
 from pydflash2.convert.fit import Line
 from pydflash2.errors import HeadFormatError, ModelFileError
@@ -54,9 +54,16 @@ HEAD_FIELDS: dict[str, Any] = {
 
 def test_a_dflash_2_head(tmp_path: Path) -> None:
     config = copy.deepcopy(CONFIG_2)
-    path = convert(save_checkpoint(tmp_path / "head", config), save_target(tmp_path / "t.gguf"), outtype="q8_0")
+    path = convert(
+        save_checkpoint(tmp_path / "head", config), save_target(tmp_path / "t.gguf"), outtype="q8_0"
+    )
     found = inspect(path)
-    assert (found.kind, found.format, found.architecture, found.name) == ("DFlash 2 head", "GGUF", "dflash", "Head")
+    assert (found.kind, found.format, found.architecture, found.name) == (
+        "DFlash 2 head",
+        "GGUF",
+        "dflash",
+        "Head",
+    )
     assert found.n_bytes == path.stat().st_size
     assert found.n_params == 23680
     assert (found.n_tensors, found.types) == (36, {"Q8_0": 16, "F16": 6, "F32": 14})
@@ -75,7 +82,11 @@ def test_a_checkpoint_and_its_gguf_say_the_same(tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path / "head", CONFIG_2)
     path = convert(folder, save_target(tmp_path / "t.gguf"))
     before, after = inspect(folder).to_dict(), inspect(path).to_dict()
-    assert (before["kind"], before["format"], before["types"]) == ("DFlash 2 head", "checkpoint", {"BF16": 36})
+    assert (before["kind"], before["format"], before["types"]) == (
+        "DFlash 2 head",
+        "checkpoint",
+        {"BF16": 36},
+    )
     assert before["head"].pop("n_target_layers") == 6  # a GGUF has no key for it
     assert after["head"].pop("n_target_layers") is None
     assert before["head"] == after["head"]
@@ -94,7 +105,11 @@ def test_files_that_llama_cpp_wrote() -> None:
 
 
 def test_all_of_it_is_json(tmp_path: Path) -> None:
-    for path in (GOLDEN / "two-f32-to-q8_0.gguf", GOLDEN / "target.gguf", save_checkpoint(tmp_path / "h", CONFIG_1)):
+    for path in (
+        GOLDEN / "two-f32-to-q8_0.gguf",
+        GOLDEN / "target.gguf",
+        save_checkpoint(tmp_path / "h", CONFIG_1),
+    ):
         assert json.loads(json.dumps(inspect(path).to_dict()))["path"] == str(path)
 
 
@@ -103,7 +118,9 @@ def test_a_forks_head(tmp_path: Path) -> None:
     found = inspect(path)
     assert found.kind == "fork's head"
     assert "convert the checkpoint again" in found.warnings[0]
-    with pytest.raises(HeadFormatError, match=r"in the format of a fork \(dflash-draft\).*Convert its checkpoint"):
+    with pytest.raises(
+        HeadFormatError, match=r"in the format of a fork \(dflash-draft\).*Convert its checkpoint"
+    ):
         check_pair(save_target(tmp_path / "t.gguf"), path)
 
 
@@ -114,7 +131,9 @@ def test_a_dspark_head(tmp_path: Path) -> None:
 
 
 def test_another_gguf(tmp_path: Path) -> None:
-    found = inspect(write_gguf(tmp_path / "clip.gguf", "clip", {"clip.vision.block_count": 2, "split.count": 3}))
+    found = inspect(
+        write_gguf(tmp_path / "clip.gguf", "clip", {"clip.vision.block_count": 2, "split.count": 3})
+    )
     assert (found.kind, found.head, found.target) == ("other", None, None)
     assert found.warnings == [
         "no language model: it has no geometry or no vocabulary",
@@ -123,7 +142,9 @@ def test_another_gguf(tmp_path: Path) -> None:
 
 
 def test_an_old_file_is_recognised(tmp_path: Path) -> None:
-    found = inspect(write_gguf(tmp_path / "old.gguf", "dflash", {**HEAD_FIELDS, "tokenizer.ggml.pre": "qwen35"}))
+    found = inspect(
+        write_gguf(tmp_path / "old.gguf", "dflash", {**HEAD_FIELDS, "tokenizer.ggml.pre": "qwen35"})
+    )
     assert "an old file, from before 2026-08-27, without rope sections" in found.warnings[-1]
     assert "pydflash2 convert HEAD --target TARGET" in found.warnings[-1]
 
@@ -175,7 +196,11 @@ def test_a_pair_that_fits(tmp_path: Path) -> None:
     [
         ({"n_embd": 48}, "hidden size", "head 32, target 48"),
         ({"n_layer": 4}, "taps", "head reads layers 1, 4; the target has 4 (0 to 3)"),
-        ({"n_vocab": 90}, "vocabulary", "head 72, target 90 tokens; the head's tokens are 72 without padding"),
+        (
+            {"n_vocab": 90},
+            "vocabulary",
+            "head 72, target 90 tokens; the head's tokens are 72 without padding",
+        ),
     ],
 )
 def test_a_pair_that_does_not_fit(fields: dict[str, Any], name: str, detail: str, tmp_path: Path) -> None:
@@ -193,6 +218,15 @@ def test_padding_does_not_count_as_vocabulary(tmp_path: Path) -> None:
     assert lines(tmp_path / "t.gguf", head)["tokenizer"].detail == "the same 64 tokens"
 
 
+def test_an_output_head_of_its_own_must_not_name_tokens_the_target_lacks(tmp_path: Path) -> None:
+    arrays = tensors(CONFIG_2) | {"lm_head.weight": values("lm_head", (N_VOCAB, 32))}
+    folder = save_checkpoint(tmp_path / "head", CONFIG_2, arrays)
+    for n_vocab, fits in ((72, True), (70, False)):
+        target = save_target(tmp_path / "t.gguf", n_vocab=n_vocab)
+        line = next(line for line in check_pair(target, folder) if line.name == "vocabulary")
+        assert line == ("vocabulary", fits, f"head 72, target {n_vocab} tokens")
+
+
 def test_tokens_that_differ_are_named(tmp_path: Path) -> None:
     target = save_target(tmp_path / "t.gguf")
     head = convert(save_checkpoint(tmp_path / "head", CONFIG_2), target)
@@ -204,8 +238,16 @@ def test_tokens_that_differ_are_named(tmp_path: Path) -> None:
 
 def test_mask_token_and_block_size_must_be_there(tmp_path: Path) -> None:
     found = lines(save_target(tmp_path / "t.gguf"), write_gguf(tmp_path / "h.gguf", "dflash", HEAD_FIELDS))
-    assert found["mask token"] == ("mask token", False, "head names none; a block can't be drafted without it")
-    assert found["block size"] == ("block size", False, "head names none; llama.cpp would take 16, which may be wrong")
+    assert found["mask token"] == (
+        "mask token",
+        False,
+        "head names none; a block can't be drafted without it",
+    )
+    assert found["block size"] == (
+        "block size",
+        False,
+        "head names none; llama.cpp would take 16, which may be wrong",
+    )
 
 
 def test_a_mask_token_beyond_the_vocabulary(tmp_path: Path) -> None:
@@ -227,7 +269,12 @@ def test_sections_and_scale_that_a_llama_cpp_file_lacks(tmp_path: Path) -> None:
 def test_taps_beside_extra_prediction_layers_are_out_of_range(tmp_path: Path) -> None:
     """Layers that only predict further tokens count in block_count, but have no output a head could read."""
     tokens = [f"t{i}" for i in range(N_VOCAB)]
-    fields = {"q.block_count": 6, "q.nextn_predict_layers": 2, "q.embedding_length": 32, "tokenizer.ggml.tokens": tokens}
+    fields = {
+        "q.block_count": 6,
+        "q.nextn_predict_layers": 2,
+        "q.embedding_length": 32,
+        "tokenizer.ggml.tokens": tokens,
+    }
     head = convert(save_checkpoint(tmp_path / "head", CONFIG_2), save_target(tmp_path / "t.gguf"))
     line = lines(write_gguf(tmp_path / "q.gguf", "q", fields), head)["taps"]
     assert (line.ok, line.detail) == (False, "head reads layers 1, 4; the target has 4 (0 to 3)")
@@ -263,7 +310,9 @@ DAMAGED = {
     "it announces 1000000000000 tensors": gguf_bytes(10**12, 0, b""),
     "it announces 18446744073709551615 keys": gguf_bytes(0, 2**64 - 1, b""),
     "it announces 4294967296 characters": gguf_bytes(0, 1, struct.pack("<Q", 2**32) + bytes(20)),
-    "it announces 1099511627776 numbers": gguf_bytes(0, 1, field(b"k", ARRAY, struct.pack("<IQ", UINT32, 2**40))),
+    "it announces 1099511627776 numbers": gguf_bytes(
+        0, 1, field(b"k", ARRAY, struct.pack("<IQ", UINT32, 2**40))
+    ),
     "it announces 1048576 strings": gguf_bytes(0, 1, field(b"k", ARRAY, struct.pack("<IQ", STRING, 2**20))),
     "within a value that ends at": gguf_bytes(0, 1, field(b"k", ARRAY, struct.pack("<IQQ", STRING, 1, 999))),
     "key k has the unknown type 99": gguf_bytes(0, 1, field(b"k", 99, bytes(8))),
@@ -276,8 +325,12 @@ DAMAGED = {
     "tensor t has 0 dimensions": gguf_bytes(1, 0, row(b"t", []) + bytes(64)),
     "tensor t has the shape [0]": gguf_bytes(1, 0, row(b"t", [0]) + bytes(64)),
     "tensor t has the shape [4294967296, 4294967296]": gguf_bytes(1, 0, row(b"t", [2**32, 2**32])),
-    "tensor t starts at byte 72, not at a multiple of 32": gguf_bytes(1, 0, row(b"t", [1], offset=8) + bytes(96)),
-    "tensor t has rows of 33 values, not a multiple of 32": gguf_bytes(1, 0, row(b"t", [33], Q8_0) + bytes(96)),
+    "tensor t starts at byte 72, not at a multiple of 32": gguf_bytes(
+        1, 0, row(b"t", [1], offset=8) + bytes(96)
+    ),
+    "tensor t has rows of 33 values, not a multiple of 32": gguf_bytes(
+        1, 0, row(b"t", [33], Q8_0) + bytes(96)
+    ),
     "tensor t ends at byte 4064, the file at": gguf_bytes(1, 0, row(b"t", [1000]) + bytes(96)),
     "general.alignment is 24, not a power of two": gguf_bytes(
         0, 1, field(b"general.alignment", UINT32, struct.pack("<I", 24))
@@ -296,7 +349,9 @@ def test_a_damaged_file_is_told(message: str, tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match=r"nothing.gguf can't be read: No such file or directory. Check the path"):
+    with pytest.raises(
+        ModelFileError, match=r"nothing.gguf can't be read: No such file or directory. Check the path"
+    ):
         inspect(tmp_path / "nothing.gguf")
 
 
@@ -312,7 +367,9 @@ HEAD_END = 4000  # bytes: keys, vocabulary and tensor table end somewhat further
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_any_damage_is_an_answer_or_our_own_error(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_any_damage_is_an_answer_or_our_own_error(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     content = bytearray(WHOLE)
     for place in data.draw(st.lists(st.integers(0, HEAD_END), max_size=5)):
         content[place] = data.draw(st.integers(0, 255))

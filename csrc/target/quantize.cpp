@@ -100,8 +100,7 @@ uint64_t quantize(const std::string & type_name, const float * source, void * de
     const float * end = source + n_rows * n_per_row;
     const float * bad = std::find_if_not(source, end, [](float value) { return std::isfinite(value); });
     if (bad != end) {
-        fail(PD2_ERROR_MODEL_FILE, "row %lld holds %f, which no quantised type can hold",
-             static_cast<long long>((bad - source) / n_per_row), static_cast<double>(*bad));
+        fail(PD2_ERROR_MODEL_FILE, "the values hold %f, which no quantised type can", static_cast<double>(*bad));
     }
     return ggml_quantize_chunk(type, source, destination, 0, n_rows, n_per_row, nullptr);
 }
