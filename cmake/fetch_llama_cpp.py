@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Lay the pinned llama.cpp source down in a folder: download with pip, check the checksum, unpack what a build needs.
+"""Lay the pinned llama.cpp source down in a folder: download, check the checksum, unpack what a build needs.
 
     python cmake/fetch_llama_cpp.py DESTINATION
 
-CMake calls this when no other source of llama.cpp is at hand; scripts/make_sdist.py to put one into our sdist.
+CMake calls this when no other source of llama.cpp is at hand; scripts/make_sdist.py to put one into our
+source distribution.
 The folder appears complete or not at all: it is unpacked beside its place and renamed.
 """
 
@@ -19,8 +20,8 @@ from pathlib import Path
 PIN = Path(__file__).with_name("llama_cpp_pin.txt")
 PACKAGE = "llama-cpp-python"
 
-# What configuring and building `llama` and `ggml` reads, every back end included. vendor/ serves llama.cpp's own
-# tools; its CMake files are still read, and `hash` must exist to configure.
+# What configuring and building `llama` and `ggml` reads, every back end included. vendor/ serves llama.cpp's
+# own tools; its CMake files are still read, and `hash` must exist to configure.
 WANTED_FOLDERS = ("cmake", "ggml", "include", "src", "vendor/hash")
 WANTED_FILES = ("CMakeLists.txt", "LICENSE", "vendor/CMakeLists.txt")
 
@@ -60,7 +61,9 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("destination", type=Path, help="folder to create; left alone when it exists")
     destination: Path = parser.parse_args().destination.absolute()
     if destination.exists():

@@ -22,7 +22,9 @@ def cdef_of(header: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("header", type=Path)
     parser.add_argument("output", type=Path)
     args = parser.parse_args()

@@ -73,10 +73,13 @@ void load(const pd2_engine_params & params, pd2_engine & engine) {
     if (!params.target_path) {
         pd2::fail(PD2_ERROR_ARGUMENT, "target_path is missing; give the target's GGUF file");
     }
+    if (params.taps < PD2_TAPS_AUTO || params.taps > PD2_TAPS_CALLBACK) {
+        pd2::fail(PD2_ERROR_ARGUMENT, "taps is %d; give one of pd2_taps", static_cast<int>(params.taps));
+    }
     pd2::TargetParams options;
     options.path         = params.target_path;
     options.context_size = params.context_size;
-    options.batch_size   = params.batch_size > 0 ? params.batch_size : 512;
+    options.batch_size   = params.batch_size != 0 ? params.batch_size : 512;
     options.n_threads    = params.n_threads;
     options.n_gpu_layers = params.n_gpu_layers;
     options.kv_type      = cache_type(params.kv_type, "kv_type",

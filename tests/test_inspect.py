@@ -365,7 +365,7 @@ WHOLE = (GOLDEN / "two-f32-to-q8_0.gguf").read_bytes()
 HEAD_END = 4000  # bytes: keys, vocabulary and tensor table end somewhat further
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_any_damage_is_an_answer_or_our_own_error(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

@@ -91,7 +91,7 @@ def forced(request: pytest.FixtureRequest, tiny: TinyFiles) -> Iterator[Forced]:
         yield Forced(engine, prompt, engine.plain(prompt, N_TOKENS), 250)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rounds=st.lists(
         st.tuples(st.integers(0, 7), st.integers(0, 9), st.integers(1, 200)), min_size=1, max_size=12

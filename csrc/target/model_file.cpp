@@ -1,11 +1,14 @@
 #include "model_file.h"
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <unordered_set>
+#include <vector>
 
 #include "error.h"
 #include "gguf.h"
@@ -46,6 +49,16 @@ std::optional<double> number(const gguf_context * file, const std::string & key)
     }
 }
 
+// Sections of a multimodal rope share out a head's dimensions; the fourth is for images. Empty when absent.
+std::vector<int32_t> rope_sections(const gguf_context * file, const std::string & key) {
+    const int64_t id = gguf_find_key(file, key.c_str());
+    if (id < 0 || gguf_get_kv_type(file, id) != GGUF_TYPE_ARRAY || gguf_get_arr_type(file, id) != GGUF_TYPE_INT32) {
+        return {};
+    }
+    const auto * data = static_cast<const int32_t *>(gguf_get_arr_data(file, id));
+    return {data, data + gguf_get_arr_n(file, id)};
+}
+
 // The values of a damaged file that llama.cpp asserts on, instead of refusing the file.
 void check_values(const gguf_context * file, const std::string & architecture, const char * path) {
     const auto require = [&](const char * name, const std::optional<double> & value, bool plausible) {
@@ -64,6 +77,20 @@ void check_values(const gguf_context * file, const std::string & architecture, c
     require("expert_count", n_expert, n_expert >= 0 && n_expert <= LLAMA_MAX_EXPERTS);
     require("expert_used_count", n_used, n_used <= n_expert.value_or(0) && (n_used > 0 || n_expert.value_or(0) == 0));
 
+    if (n_expert.value_or(0) > 0 && gguf_find_key(file, (architecture + ".expert_used_count").c_str()) < 0) {
+        fail(PD2_ERROR_MODEL_FILE,
+             "the target '%s' is damaged (%g experts, but %s.expert_used_count is missing): download or convert it "
+             "again",
+             path, *n_expert, architecture.c_str());
+    }
+
+    const auto   n_groups     = value("expert_group_count");
+    const auto   n_group_used = value("expert_group_used_count");
+    const double experts      = n_expert.value_or(0);
+    require("expert_group_count", n_groups,
+            n_groups == 0 || (n_groups > 0 && n_groups < experts && std::fmod(experts, n_groups.value_or(1)) == 0));
+    require("expert_group_used_count", n_group_used, !(n_groups > 1) || (n_group_used > 0 && n_group_used < n_groups));
+
     for (const char * name : {"attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"}) {
         const auto epsilon = value(name);
         require(name, epsilon, std::isfinite(epsilon.value_or(0)) && epsilon >= 0);
@@ -72,6 +99,28 @@ void check_values(const gguf_context * file, const std::string & architecture, c
     const auto head_dim = value("attention.key_length");
     require("rope.dimension_count", n_rot,
             n_rot >= 2 && std::fmod(n_rot.value_or(0), 2) == 0 && (!head_dim || n_rot <= head_dim));
+
+    const std::vector<int32_t> sections = rope_sections(file, architecture + ".rope.dimension_sections");
+    const double               n_shared = std::accumulate(sections.begin(), sections.end(), 0.0);
+    const bool negative      = std::any_of(sections.begin(), sections.end(), [](int32_t n) { return n < 0; });
+    const bool text_has_none = std::all_of(sections.begin(), sections.begin() + std::min<size_t>(3, sections.size()),
+                                           [](int32_t n) { return n == 0; });
+    if (!sections.empty() && (negative || text_has_none || n_shared > head_dim.value_or(n_rot.value_or(n_shared)))) {
+        fail(PD2_ERROR_MODEL_FILE,
+             "the target '%s' is damaged (%s.rope.dimension_sections does not share out a head's dimensions): download "
+             "or convert it again",
+             path, architecture.c_str());
+    }
+
+    for (int64_t i = 0; i < gguf_get_n_tensors(file); ++i) {
+        const std::string name = gguf_get_tensor_name(file, i);
+        const ggml_type   type = gguf_get_tensor_type(file, i);
+        const bool is_norm = name.size() > 11 && name.compare(name.size() - 11, std::string::npos, "norm.weight") == 0;
+        if (is_norm && type != GGML_TYPE_F32 && type != GGML_TYPE_F16 && type != GGML_TYPE_BF16) {
+            fail(PD2_ERROR_MODEL_FILE, "the target '%s' is damaged (%s has type %s): download or convert it again",
+                 path, name.c_str(), ggml_type_name(type));
+        }
+    }
 
     const int64_t tokens = gguf_find_key(file, "tokenizer.ggml.tokens");
     if (tokens >= 0 && gguf_get_kv_type(file, tokens) == GGUF_TYPE_ARRAY &&

@@ -7,6 +7,7 @@
 
 #include "cpu.h"
 #include "error.h"
+#include "llama-context.h"
 #include "llama-cpp.h"
 #include "llama-ext.h"
 #include "llama-model.h"
@@ -59,6 +60,10 @@ void check_params(const TargetParams & params) {
     if (params.n_threads < 0) {
         fail(PD2_ERROR_ARGUMENT, "n_threads is %d: give a number of threads, or 0 for one a physical core",
              params.n_threads);
+    }
+    if (params.n_threads > GGML_MAX_N_THREADS) {
+        fail(PD2_ERROR_ARGUMENT, "n_threads is %d: ggml runs %d at most, give 0 for one a physical core",
+             params.n_threads, GGML_MAX_N_THREADS);
     }
     if (params.n_gpu_layers > 0) {
         bool found = false;
@@ -120,6 +125,7 @@ class LlamaTarget : public Target {
   private:
     void check_model() const;
     void check_memory() const;
+    void treat_rows_alike();
     void create_context(int32_t max_rollback, bool with_callback);
     void check_decode(const int32_t * tokens, int32_t n, int32_t position, Logits logits) const;
     void recover(int32_t position);
@@ -240,11 +246,8 @@ void LlamaTarget::create_context(int32_t max_rollback, bool with_callback) {
     params.n_threads_batch      = n_threads_;
     params.type_k               = params_.kv_type;
     params.type_v               = params_.kv_type;
-    // The CPU's flash attention rounds an F32 cache to F16, and from 512 cells on sums in another order for one row than
-    // for several: logits then move by a tenth with the draft's width. Without it a Q8_0 target's do not move at all.
-    const bool on_cpu = llama_model_n_devices(model_.get()) == 0;
-    if (params_.kv_type == GGML_TYPE_F32 || (on_cpu && !ggml_is_quantized(params_.kv_type))) {
-        params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    if (params_.kv_type == GGML_TYPE_F32) {
+        params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;  // it would round the F32 cache to F16
     }
     params.swa_full = false;
     if (with_callback) {
@@ -263,9 +266,26 @@ void LlamaTarget::create_context(int32_t max_rollback, bool with_callback) {
              "cache type f16",
              context_size_, ggml_type_name(params_.kv_type), reason.c_str());
     }
+    treat_rows_alike();
     if (memory() == nullptr) {
         fail(PD2_ERROR_MODEL_FILE, "the target '%s' (architecture %s) has no cache, so it cannot generate text",
              params_.path.c_str(), architecture_.c_str());
+    }
+}
+
+// The CPU's flash attention has one path for a row that is alone (split by thread from 512 cells on), one for few rows and one
+// for many; logits move by a tenth with the draft's width. Its reference path takes every row alike. A prompt of 500 tokens
+// takes a fifth to two fifths longer so.
+void LlamaTarget::treat_rows_alike() {
+    ggml_backend_sched_t sched = context_->get_sched();
+    for (int i = 0; i < ggml_backend_sched_get_n_backends(sched); ++i) {
+        ggml_backend_t     backend = ggml_backend_sched_get_backend(sched, i);
+        ggml_backend_reg_t reg     = ggml_backend_dev_backend_reg(ggml_backend_get_device(backend));
+        auto               set     = reinterpret_cast<void (*)(ggml_backend_t, bool)>(
+            ggml_backend_reg_get_proc_address(reg, "ggml_backend_cpu_set_use_ref"));
+        if (set) {
+            set(backend, true);
+        }
     }
 }
 

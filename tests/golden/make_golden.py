@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from golden.cases import CASES, FOLDER, PROMPT_LENGTH, Case
-from tiny import reference
 from tiny.heads import HEADS
 from tiny.numbers import token_ids
+from tiny.reference import Reference, Run
 
 MARGIN = 4e-4
 LATTICE_BYTES = 12_000  # a case
@@ -34,13 +34,14 @@ def main() -> None:
         print(f"{name}: prompt seed {prompt_seed}, margin {run.margin:.1e}, committed a round {committed}")
 
 
-def _robust_run(case: Case) -> tuple[int, reference.Run]:
+def _robust_run(case: Case) -> tuple[int, Run]:
     head = HEADS[case.head]
     ends = case.head == "chain-ending"
     with tempfile.TemporaryDirectory() as folder:
+        reference = Reference.tiny(head, Path(folder))
         for seed in range(200):
             prompt = token_ids(seed, PROMPT_LENGTH, 0, head.of.vocabulary.eos)
-            run = reference.run(head, prompt, case.n_tokens, Path(folder), case.width)
+            run = reference.run(prompt, case.n_tokens, case.width)
             last = run.rounds[-1]
             cut_inside = last.n_committed <= last.n_accepted and len(run.committed) < case.n_tokens
             wanted = cut_inside and last.n_committed > 1 if ends else len(run.committed) == case.n_tokens
@@ -49,7 +50,7 @@ def _robust_run(case: Case) -> tuple[int, reference.Run]:
     raise SystemExit(f"{case.head}: no prompt seed below 200 keeps a margin of {MARGIN}")
 
 
-def _write(name: str, case: Case, prompt_seed: int, run: reference.Run) -> None:
+def _write(name: str, case: Case, prompt_seed: int, run: Run) -> None:
     drafting = [index for index, turn in enumerate(run.rounds) if len(turn.drafted)]
     first = run.rounds[drafting[0]]
     size = first.unary.nbytes + (0 if first.scores is None else first.scores.nbytes)

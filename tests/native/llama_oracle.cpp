@@ -5,9 +5,6 @@
 //
 // Everything is F32 and without flash attention, which would round the caches to F16.
 
-#include "llama-ext.h"
-#include "llama.h"
-
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -15,6 +12,9 @@
 #include <memory>
 #include <string>
 #include <vector>
+
+#include "llama-ext.h"
+#include "llama.h"
 
 namespace {
 
@@ -140,11 +140,13 @@ int main(int argc, char ** argv) {
     if (argc < 5) {
         die("usage: llama_oracle TARGET.gguf HEAD.gguf WIDTH ID...");
     }
-    llama_log_set([](ggml_log_level level, const char * text, void *) {
-        if (level >= GGML_LOG_LEVEL_ERROR) {
-            std::fputs(text, stderr);
-        }
-    }, nullptr);
+    llama_log_set(
+        [](ggml_log_level level, const char * text, void *) {
+            if (level >= GGML_LOG_LEVEL_ERROR) {
+                std::fputs(text, stderr);
+            }
+        },
+        nullptr);
     const int32_t            width = std::atoi(argv[3]);
     std::vector<llama_token> prompt;
     for (int i = 4; i < argc; ++i) {

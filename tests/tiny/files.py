@@ -26,7 +26,7 @@ class TinyFiles:
     def checkpoint(self, name: str) -> Path:
         """The head as a Hugging Face folder."""
         path = self._folder / f"{name}-checkpoint"
-        return path if path.exists() else heads.write_checkpoint(heads.HEADS[name], path)
+        return path if path.exists() else heads.checkpoint(heads.HEADS[name]).write(path)
 
     def pair(self, head: str, file_type: str = "f32") -> tuple[Path, Path]:
         """Target and head, the head always F32."""

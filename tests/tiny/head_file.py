@@ -46,6 +46,14 @@ def gguf_name(name: str) -> str:
     return f"blk.{layer}.{_LAYER[rest]}"
 
 
+def hugging_face_name(name: str) -> str:
+    """The inverse of gguf_name."""
+    if not name.startswith("blk."):
+        return next(theirs for theirs, ours in _TOP.items() if ours == name)
+    _, layer, rest = name.split(".", 2)
+    return f"layers.{layer}." + next(theirs for theirs, ours in _LAYER.items() if ours == rest)
+
+
 def write(head: Head, path: Path, file_type: str = "f32", mrope: bool = False) -> Path:
     """Writes the GGUF. mrope: with the sections key of heads for M-RoPE targets, which changes no number."""
     target = head.of

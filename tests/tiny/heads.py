@@ -266,22 +266,32 @@ def _selector(head: Head) -> dict[str, Array]:
 
 
 def draft_vocabulary(head: Head) -> npt.NDArray[np.int64] | None:
-    """[n_draft_vocab] target id of each row of the output head, ascending; the checkpoint stores id - row."""
+    """[n_draft_vocab] target id of each row of the output head, ascending; a file stores id - row."""
     if head.n_draft_vocab is None:
         return None
     order = np.argsort(uniform(head.seed, "d2t", (256,)), kind="stable")[: head.n_draft_vocab]
     return np.sort(order).astype(np.int64)
 
 
-def write_checkpoint(head: Head, folder: Path, dtype: str = "float32") -> Path:
-    """Writes config.json and model.safetensors; dtype float32 or float16."""
-    folder.mkdir(parents=True, exist_ok=True)
-    stored: dict[str, npt.NDArray[Any]] = {
-        name: weight.astype(dtype) for name, weight in tensors(head).items()
-    }
-    ids = draft_vocabulary(head)
-    if ids is not None:
-        stored["d2t"] = ids - np.arange(len(ids))
-    save_file(stored, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config(head) | {"dtype": dtype}, indent=2) + "\n")
-    return folder
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a folder of a published head holds."""
+
+    config: dict[str, Any]
+    tensors: dict[str, Array]
+    draft_vocabulary: npt.NDArray[np.int64] | None  # [rows of the output head] target ids
+
+    def write(self, folder: Path, dtype: str = "float32") -> Path:
+        """Writes config.json and model.safetensors; dtype float32 or float16."""
+        folder.mkdir(parents=True, exist_ok=True)
+        stored: dict[str, npt.NDArray[Any]] = {name: w.astype(dtype) for name, w in self.tensors.items()}
+        ids = self.draft_vocabulary
+        if ids is not None:
+            stored["d2t"] = ids - np.arange(len(ids))
+        save_file(stored, folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps(self.config | {"dtype": dtype}, indent=2) + "\n")
+        return folder
+
+
+def checkpoint(head: Head) -> Checkpoint:
+    return Checkpoint(config(head), tensors(head), draft_vocabulary(head))

@@ -20,7 +20,7 @@ class NativeFailure(Exception):
     """A call returned a status other than PD2_OK; the text is pd2_last_error()'s."""
 
     def __init__(self, status: int) -> None:
-        super().__init__(ffi.string(lib.pd2_last_error()).decode())
+        super().__init__(ffi.string(lib.pd2_last_error()).decode("utf-8", "replace"))
         self.status = status
 
 

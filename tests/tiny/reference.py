@@ -19,7 +19,8 @@ from torch import nn
 from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
 
 from tiny import heads, targets
-from tiny.heads import Head
+from tiny.heads import Checkpoint, Head
+from tiny.targets import Target
 
 Array = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
@@ -37,7 +38,8 @@ class Round:
     )  # [n, K, K]: candidate b at t after candidate a at t - 1; t = 0: after the anchor, every row
     n_accepted: int  # drafts the target agrees with
     n_committed: int  # accepted drafts and bonus, cut at an end token or at the last token wanted
-    margin: float  # the closest any choice of this round came to another one
+    margin: float  # the closest that a draft's step or the target's choice came to another one
+    border: float  # the closest that a candidate came to being none
 
 
 @dataclass
@@ -48,25 +50,24 @@ class Run:
 
     @property
     def margin(self) -> float:
-        return min(turn.margin for turn in self.rounds)
+        return min(min(turn.margin, turn.border) for turn in self.rounds)
 
 
 class _WatchedTarget(nn.Module):
     """A Qwen3 target as the reference calls it, with a head's own embedding and output where it has them."""
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, model: Qwen3ForCausalLM, head: Checkpoint) -> None:
         super().__init__()
-        target = head.of
-        self.model = _qwen3(target)
-        self.config, self.device = self.model.config, self.model.device
+        self.model, self.config, self.device = model, model.config, model.device
         self.calls: list[tuple[Ids, Array]] = []  # token ids [n] and logits [n, n_vocab] of each decode
-        own = heads.tensors(head)
-        self.embedding = self.model.get_input_embeddings()
-        if head.own_embedding:
-            self.embedding = nn.Embedding.from_pretrained(torch.from_numpy(own["embed_tokens.weight"]))
-        self.lm_head: nn.Module = self.model.lm_head
-        if head.own_output:
-            self.lm_head = _OwnOutput(own["lm_head.weight"], heads.draft_vocabulary(head), target.n_vocab)
+        self.embedding = model.get_input_embeddings()
+        if "embed_tokens.weight" in head.tensors:
+            weight = torch.from_numpy(head.tensors["embed_tokens.weight"])
+            self.embedding = nn.Embedding.from_pretrained(weight)
+        self.lm_head: nn.Module = model.lm_head
+        if "lm_head.weight" in head.tensors:
+            own = head.tensors["lm_head.weight"]
+            self.lm_head = _OwnOutput(own, head.draft_vocabulary, model.config.vocab_size)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.embedding
@@ -91,7 +92,7 @@ class _OwnOutput(nn.Module):
         return logits
 
 
-def _qwen3(target: targets.Target) -> Qwen3ForCausalLM:
+def _qwen3(target: Target, weights: dict[str, Array]) -> Qwen3ForCausalLM:
     if target.architecture != "qwen3":
         raise ValueError(f"the reference is run on qwen3 targets, not on {target.architecture}")
     model = Qwen3ForCausalLM(
@@ -123,16 +124,15 @@ def _qwen3(target: targets.Target) -> Qwen3ForCausalLM:
         "ffn_up": "mlp.up_proj",
         "ffn_down": "mlp.down_proj",
     }
+    outer = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
     state = {}
-    for name, weight in targets.tensors(target).items():
+    for name, weight in weights.items():
         stem = name.removesuffix(".weight")
         if stem.startswith("blk."):
             _, layer, part = stem.split(".")
             stem = f"model.layers.{layer}.{names[part]}"
         else:
-            stem = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}[
-                stem
-            ]
+            stem = outer[stem]
         state[f"{stem}.weight"] = torch.from_numpy(weight)
     if target.tied:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
@@ -140,12 +140,13 @@ def _qwen3(target: targets.Target) -> Qwen3ForCausalLM:
     return model
 
 
-def load_drafter(head: Head, folder: Path) -> dflash.DFlashDraftModel:
+def _drafter(head: Checkpoint, folder: Path) -> dflash.DFlashDraftModel:
     """Loads the checkpoint the way its users do, and makes sure that every tensor arrived."""
-    kind = dflash.DFlash2DraftModel if head.version == 2 else dflash.DFlashDraftModel
-    drafter = kind.from_pretrained(heads.write_checkpoint(head, folder), dtype=torch.float32)
+    version_2 = head.config["architectures"] == ["DFlash2DraftModel"]
+    kind = dflash.DFlash2DraftModel if version_2 else dflash.DFlashDraftModel
+    drafter = kind.from_pretrained(head.write(folder), dtype=torch.float32)
     loaded = drafter.state_dict()
-    for name, weight in heads.tensors(head).items():
+    for name, weight in head.tensors.items():
         if name in ("embed_tokens.weight", "lm_head.weight"):
             continue  # the reference borrows both from the target
         key = f"{name}.weight" if name.endswith("_codebook") else name
@@ -156,50 +157,61 @@ def load_drafter(head: Head, folder: Path) -> dflash.DFlashDraftModel:
     return drafter
 
 
-def run(head: Head, prompt: list[int], n_tokens: int, folder: Path, width: int | None = None) -> Run:
-    """Greedy generation by the reference's own loop; stops at an end token. width: drafted tokens a round."""
-    torch.set_num_threads(1)  # the models are too small to share
-    drafter, target = load_drafter(head, folder), _WatchedTarget(head)
-    drafts: list[
-        tuple[torch.Tensor, torch.Tensor]
-    ] = []  # hidden [n, n_embd] and logits [n, n_vocab] of each block
-    compute_logits = drafter.compute_logits
+class Reference:
+    """A pair, loaded once. ends: tokens that end a generation."""
 
-    def watched(hidden: torch.Tensor, output_head: nn.Module) -> torch.Tensor:
-        logits = compute_logits(hidden, output_head)
-        drafts.append((hidden[0], logits[0]))
-        return logits
+    def __init__(
+        self, target: Target, weights: dict[str, Array], head: Checkpoint, ends: list[int], folder: Path
+    ) -> None:
+        torch.set_num_threads(1)  # the models are too small to share
+        self._head, self._ends = head, ends
+        self._model, self._drafter = _qwen3(target, weights), _drafter(head, folder)
+        self._blocks: list[tuple[torch.Tensor, torch.Tensor]] = []  # hidden [n, n_embd], logits [n, n_vocab]
+        compute_logits = self._drafter.compute_logits
 
-    drafter.compute_logits = watched
-    with _caches_for(head):
-        output = dflash.dflash_generate(
-            drafter,
-            target,
-            torch.tensor([prompt]),
-            max_new_tokens=n_tokens,
-            stop_token_ids=list(head.of.vocabulary.ends),
-            block_size=None if width is None else width + 1,
-        )
-    tokens = output[0].tolist()
+        def watched(hidden: torch.Tensor, output_head: nn.Module) -> torch.Tensor:
+            logits = compute_logits(hidden, output_head)
+            self._blocks.append((hidden[0], logits[0]))
+            return logits
 
-    rounds: list[Round] = []
-    position = len(prompt)
-    _, *verified = target.calls
-    for block, logits in verified:
-        turn = _observe(
-            head, drafter, position, block, logits, drafts[len(rounds)] if len(block) > 1 else None
-        )
-        turn.n_committed = min(turn.n_accepted + 1, len(tokens) - 1 - position)
-        rounds.append(turn)
-        position += turn.n_committed
-    return Run(prompt, tokens[len(prompt) :], rounds)
+        self._drafter.compute_logits = watched
+
+    @classmethod
+    def tiny(cls, head: Head, folder: Path) -> Reference:
+        ends = list(head.of.vocabulary.ends)
+        return cls(head.of, targets.tensors(head.of), heads.checkpoint(head), ends, folder)
+
+    def run(self, prompt: list[int], n_tokens: int, width: int | None = None) -> Run:
+        """Greedy generation by the reference's own loop. width: drafted tokens a round."""
+        target = _WatchedTarget(self._model, self._head)
+        self._blocks.clear()
+        with _caches_for(self._head):
+            output = dflash.dflash_generate(
+                self._drafter,
+                target,
+                torch.tensor([prompt]),
+                max_new_tokens=n_tokens,
+                stop_token_ids=self._ends,
+                block_size=None if width is None else width + 1,
+            )
+        tokens = output[0].tolist()
+        rounds: list[Round] = []
+        position = len(prompt)
+        _, *verified = target.calls
+        for block, logits in verified:
+            draft = self._blocks[len(rounds)] if len(block) > 1 else None
+            turn = _observe(self._drafter, position, block, logits, draft)
+            turn.n_committed = min(turn.n_accepted + 1, len(tokens) - 1 - position)
+            rounds.append(turn)
+            position += turn.n_committed
+        return Run(prompt, tokens[len(prompt) :], rounds)
 
 
 @contextmanager
-def _caches_for(head: Head) -> Iterator[None]:
+def _caches_for(head: Checkpoint) -> Iterator[None]:
     """transformers makes no cache for sliding layers without a window; a plain one holds the same rows."""
     original = dflash._make_cache
-    if heads.SLIDING in head.layers and not head.use_sliding_window:
+    if heads.SLIDING in head.config["layer_types"] and not head.config["use_sliding_window"]:
         dflash._make_cache = lambda config: DynamicCache()
     try:
         yield
@@ -208,30 +220,27 @@ def _caches_for(head: Head) -> Iterator[None]:
 
 
 def _observe(
-    head: Head,
-    drafter: Any,
-    position: int,
-    block: Ids,
-    logits: Array,
-    draft: tuple[torch.Tensor, torch.Tensor] | None,
+    drafter: Any, position: int, block: Ids, logits: Array, draft: tuple[torch.Tensor, torch.Tensor] | None
 ) -> Round:
     anchor, drafted = int(block[0]), block[1:]
     choices = logits.argmax(-1)
     matches = np.cumprod(drafted == choices[:-1])
     best_two = -np.partition(-logits[: int(matches.sum()) + 1], 1, axis=-1)[:, :2]
     margin = float((best_two[:, 0] - best_two[:, 1]).min())
-    k = head.top_k if head.version == 2 else 1
+    selector = getattr(drafter, "candidate_selector", None)
+    k = selector.top_k if selector else 1
     candidates, unary = np.zeros((0, k), np.int64), np.zeros((0, k), np.float32)
     scores: Array | None = None
+    border = np.inf
     if draft is not None:
         hidden, draft_logits = draft
         values, ids = torch.topk(draft_logits, k + 1, dim=-1)
-        margin = min(margin, float((values[:, k - 1] - values[:, k]).min()))
+        border = float((values[:, k - 1] - values[:, k]).min())
         candidates, unary = ids[:, :k].numpy(), values[:, :k].numpy()
-        if head.version == 2:
-            scores = _lattice(drafter.candidate_selector, hidden, ids[:, :k], values[:, :k], anchor)
+        if selector:
+            scores = _lattice(selector, hidden, ids[:, :k], values[:, :k], anchor)
             margin = min(margin, _path_margin(candidates, scores, drafted))
-    return Round(position, anchor, drafted, candidates, unary, scores, int(matches.sum()), 0, margin)
+    return Round(position, anchor, drafted, candidates, unary, scores, int(matches.sum()), 0, margin, border)
 
 
 @torch.no_grad()

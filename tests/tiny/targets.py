@@ -6,7 +6,6 @@ has them, so that the same model can be built in transformers. Greedy texts move
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,14 +40,11 @@ class Target:
     n_expert: int = 0
     n_expert_used: int = 0
     biases: bool = False
+    n_vocab: int = vocabulary.N_VOCAB
 
     @property
     def vocabulary(self) -> vocabulary.Vocabulary:
         return vocabulary.sentence_piece() if self.architecture == "gemma3" else vocabulary.byte_level()
-
-    @property
-    def n_vocab(self) -> int:
-        return vocabulary.N_VOCAB
 
 
 TARGETS: dict[str, Target] = {
@@ -308,7 +304,3 @@ def write(target: Target, path: Path, file_type: str = "f32") -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
-
-
-def with_seed(name: str, seed: int) -> Target:
-    return dataclasses.replace(TARGETS[name], seed=seed)
