@@ -1,11 +1,13 @@
 """The tests run against the installed package.
 
-`python -m pytest` puts this folder first on sys.path, and there the source folder pydflash2/, which lacks the
-compiled part and pydflash2.convert, would stand before the installed package.
+The source folder pydflash2/ lacks the compiled part and pydflash2.convert. `python -m pytest` puts its parent
+first on sys.path, and so does `python -c` or `python -m` in a child process that a test starts here.
 """
 
 import importlib.util
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,3 +17,11 @@ ROOT = Path(__file__).parent.resolve()
 sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != ROOT]
 if importlib.util.find_spec("pydflash2") is None:
     raise pytest.UsageError("pydflash2 is not installed: run `pip install '.[test]'` first")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def away_from_the_source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(tmp_path_factory.mktemp("working-folder"))
+    yield
+    os.chdir(before)
