@@ -101,8 +101,7 @@ class GgmlDrafter final : public Drafter {
         auto & graph = injects_[n <= params().block_size ? n : kPromptShape];
         if (!graph || graph->n() != n) {
             graph.reset();  // give its memory back before the next one asks
-            graph = std::make_unique<InjectGraph>(model_, n);
-            allocate(*graph);
+            graph = allocated(std::make_unique<InjectGraph>(model_, n));
         }
         return *graph;
     }
@@ -111,18 +110,19 @@ class GgmlDrafter final : public Drafter {
         auto & graph = blocks_[width];
         if (!graph || !graph->fits(end)) {
             graph.reset();
-            graph = std::make_unique<BlockGraph>(model_, width, end);
-            allocate(*graph);
+            graph = allocated(std::make_unique<BlockGraph>(model_, width, end));
         }
         return *graph;
     }
 
-    void allocate(Graph & graph) {
+    template <typename Made>
+    std::unique_ptr<Made> allocated(std::unique_ptr<Made> graph) {
         std::vector<ggml_backend_t> backends;
         for (const BackendPtr & backend : backends_) {
             backends.push_back(backend.get());
         }
-        graph.allocate(backends);
+        graph->allocate(backends);
+        return graph;
     }
 
     static constexpr int32_t kPromptShape = 0;
