@@ -266,10 +266,8 @@ def test_an_engine_in_use_at_exit(tiny: TinyFiles, what: str) -> None:
     assert (done.returncode, done.stdout) == (0, "end\n")
     if what == "stream":
         assert done.stderr == ""
-    else:  # the daemon thread may live long enough to be told
-        assert done.stderr == "" or done.stderr.rstrip().endswith(
-            "EngineClosedError: the engine is closed: load a new one"
-        )
+    else:  # the daemon thread may live long enough to be told, and be cut off while it says so
+        assert done.stderr == "" or done.stderr.startswith("Exception in thread")
 
 
 # ---- the log ---------------------------------------------------------------------------------------------
