@@ -47,6 +47,16 @@ def test_texts_are_the_targets_own(demo: Native) -> None:
     assert not any(wrong.values()), wrong
 
 
+def test_a_long_text_is_the_targets_own_too() -> None:
+    """From 512 positions on, ggml's fastest attention treats one row unlike several."""
+    with Native(*model_files.demo_pair(), kv_type="f16", drafter_kv_type="f16", context_size=1024) as engine:
+        prompt = engine.tokenize("".join(sources(40)))[:700]
+        assert len(prompt) == 700
+        expected = engine.plain(prompt, N_TOKENS)
+        for width in (1, 3, 7):
+            assert engine.speculative(prompt, N_TOKENS, width)[0] == expected, f"width {width}"
+
+
 @pytest.mark.slow
 def test_five_hundred_texts_are_the_targets_own_at_every_width() -> None:
     """With the number of threads a user gets."""
