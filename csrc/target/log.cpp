@@ -11,7 +11,7 @@ namespace pd2 {
 
 namespace {
 
-constexpr size_t MAX_LINES = 4096;
+constexpr size_t kMaxLines = 4096;
 
 struct Line {
     int32_t     level;
@@ -32,7 +32,7 @@ struct Log {
             first_error = open.text;
         }
         lines.push_back(open);
-        if (lines.size() > MAX_LINES) {
+        if (lines.size() > kMaxLines) {
             lines.pop_front();
         }
         open.text.clear();

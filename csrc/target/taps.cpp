@@ -12,8 +12,8 @@ namespace pd2 {
 
 namespace {
 
-constexpr const char * FINAL_NORM   = "result_norm";
-constexpr const char * LAYER_OUTPUT = "l_out-";
+constexpr const char * kFinalNorm   = "result_norm";
+constexpr const char * kLayerOutput = "l_out-";
 
 std::string shape(const ggml_tensor * t) {
     return "[" + std::to_string(t->ne[0]) + ", " + std::to_string(t->ne[1]) + ", " + std::to_string(t->ne[2]) + "] " +
@@ -46,7 +46,7 @@ Taps::Taps(const std::vector<int32_t> & layers, int32_t n_layer, int32_t n_embd)
         }
         const bool is_final = layer == n_layer - 1;
         has_final_          = has_final_ || is_final;
-        slots_.push_back({layer, is_final, is_final ? FINAL_NORM : LAYER_OUTPUT + std::to_string(layer), false});
+        slots_.push_back({layer, is_final, is_final ? kFinalNorm : kLayerOutput + std::to_string(layer), false});
     }
 }
 
@@ -154,7 +154,7 @@ bool Taps::on_node(ggml_tensor * node, bool ask, void * user_data) {
 
 Taps::Slot * Taps::find(const char * node) {
     // called for every node of every graph: most differ in the first letters
-    if (std::strncmp(node, LAYER_OUTPUT, 6) != 0 && std::strncmp(node, FINAL_NORM, 6) != 0) {
+    if (std::strncmp(node, kLayerOutput, 6) != 0 && std::strncmp(node, kFinalNorm, 6) != 0) {
         return nullptr;
     }
     const auto slot = std::find_if(slots_.begin(), slots_.end(),

@@ -19,12 +19,12 @@ namespace pd2 {
 
 namespace {
 
-constexpr int32_t DEFAULT_CONTEXT = 8192;
+constexpr int32_t kDefaultContext = 8192;
 
 // Rows a decode may ask logits for, at least. llama.cpp reserves n_vocab floats on the device for each.
-constexpr int32_t MIN_OUTPUTS = 64;
+constexpr int32_t kMinOutputs = 64;
 
-constexpr llama_seq_id SEQUENCE = 0;
+constexpr llama_seq_id kSequence = 0;
 
 // Why the call into llama.cpp since log_forget_errors() failed.
 std::string logged_reason() {
@@ -83,7 +83,7 @@ struct Batch {
     explicit Batch(int32_t capacity) : raw(llama_batch_init(capacity, 0, 1)) {
         for (int32_t i = 0; i < capacity; ++i) {
             raw.n_seq_id[i]  = 1;
-            raw.seq_id[i][0] = SEQUENCE;
+            raw.seq_id[i][0] = kSequence;
         }
     }
     Batch(const Batch &)             = delete;
@@ -186,7 +186,7 @@ LlamaTarget::LlamaTarget(const TargetParams & params, const std::string & archit
 
     const int32_t trained = llama_model_n_ctx_train(model_.get());
     context_size_         = params.context_size > 0 ? params.context_size
-                                                    : std::min(trained > 0 ? trained : DEFAULT_CONTEXT, DEFAULT_CONTEXT);
+                                                    : std::min(trained > 0 ? trained : kDefaultContext, kDefaultContext);
     if (model_->pos_embd != nullptr && context_size_ > model_->pos_embd->ne[1]) {
         fail(PD2_ERROR_ARGUMENT,
              "context_size is %d, but this target has learned positions for %d tokens only: ask for no more",
@@ -302,7 +302,7 @@ void LlamaTarget::open(const std::vector<int32_t> & taps, int32_t max_rollback) 
              context_size_, max_rollback, batch_size_);
     }
     max_outputs_ =
-        taps_.need_every_output() ? batch_size_ : std::min(batch_size_, std::max(MIN_OUTPUTS, max_rollback + 1));
+        taps_.need_every_output() ? batch_size_ : std::min(batch_size_, std::max(kMinOutputs, max_rollback + 1));
 
     // llama.cpp takes the callback with the context only, and it costs a synchronisation in every part of the graph:
     // made without it first, as most targets that heads exist for are wired.
@@ -492,7 +492,7 @@ void LlamaTarget::decode(const int32_t * tokens, int32_t n, int32_t position, Lo
 
 // After a failure in mid-graph the states and cells of these rows are undefined.
 void LlamaTarget::recover(int32_t position) {
-    if (has_states_ || !llama_memory_seq_rm(memory(), SEQUENCE, position, -1)) {
+    if (has_states_ || !llama_memory_seq_rm(memory(), kSequence, position, -1)) {
         clear();
     }
 }
@@ -513,7 +513,7 @@ bool LlamaTarget::holds(int32_t position) const {
     // Windowed layers overwrite what the newest token no longer sees; a token at `position` sees further back.
     const bool    chunked = model_->hparams.swa_type == LLAMA_SWA_TYPE_CHUNKED;
     const int32_t first   = chunked ? position / window * window : std::max(0, position - window + 1);
-    return llama_memory_seq_pos_min(memory(), SEQUENCE) <= first;
+    return llama_memory_seq_pos_min(memory(), kSequence) <= first;
 }
 
 bool LlamaTarget::truncate(int32_t position) {
@@ -524,7 +524,7 @@ bool LlamaTarget::truncate(int32_t position) {
     if (position == end_ || !holds(position)) {
         return position == end_;
     }
-    if (!llama_memory_seq_rm(memory(), SEQUENCE, position, -1)) {
+    if (!llama_memory_seq_rm(memory(), kSequence, position, -1)) {
         return false;
     }
     rolled_back_ = has_states_;
