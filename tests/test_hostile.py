@@ -45,6 +45,12 @@ def assert_refused(target: Path, head: Path, status: int, message: str) -> None:
         assert ";" in text  # what to do
 
 
+def edited_head(head: Path, edit: Edit, folder: Path) -> Path:
+    file = EditableFile(head)
+    edit(file)
+    return file.write(folder / "head.gguf")
+
+
 def key(name: str, value: Any, kind: Kind = Kind.UINT32, items: Kind | None = None) -> Edit:
     return lambda file: file.set(f"dflash.{name}", value, kind, items)
 
@@ -257,9 +263,7 @@ def test_metadata_that_cannot_be(
     name: str, edit: Edit, message: str, tiny: TinyFiles, tmp_path: Path
 ) -> None:
     target, head = tiny.pair(name)
-    file = EditableFile(head)
-    edit(file)
-    assert_refused(target, file.write(tmp_path / "head.gguf"), FORMAT, message)
+    assert_refused(target, edited_head(head, edit, tmp_path), FORMAT, message)
 
 
 @pytest.mark.parametrize(
@@ -318,9 +322,7 @@ def test_a_head_for_another_target(
     name: str, edit: Edit, message: str, tiny: TinyFiles, tmp_path: Path
 ) -> None:
     target, head = tiny.pair(name)
-    file = EditableFile(head)
-    edit(file)
-    assert_refused(target, file.write(tmp_path / "head.gguf"), MISMATCH, message)
+    assert_refused(target, edited_head(head, edit, tmp_path), MISMATCH, message)
 
 
 # ---- odd, but right ------------------------------------------------------------------------------
@@ -381,9 +383,7 @@ def test_another_writers_spelling_changes_nothing(
     name: str, edit: Edit, tiny: TinyFiles, tmp_path: Path
 ) -> None:
     target, head = tiny.pair(name)
-    file = EditableFile(head)
-    edit(file)
-    ours, theirs = draft(target, file.write(tmp_path / "head.gguf")), draft(target, head)
+    ours, theirs = draft(target, edited_head(head, edit, tmp_path)), draft(target, head)
     np.testing.assert_array_equal(ours.candidates, theirs.candidates)
     np.testing.assert_array_equal(ours.scores, theirs.scores)
 
@@ -484,6 +484,4 @@ def test_tensors_that_do_not_belong(
     name: str, edit: Edit, message: str, tiny: TinyFiles, tmp_path: Path
 ) -> None:
     target, head = tiny.pair(name)
-    file = EditableFile(head)
-    edit(file)
-    assert_refused(target, file.write(tmp_path / "head.gguf"), FORMAT, message)
+    assert_refused(target, edited_head(head, edit, tmp_path), FORMAT, message)
