@@ -69,6 +69,22 @@ function(pd2_find_llama_cpp)
     set(LLAMA_CPP_VERSION_TEXT ${version_text} PARENT_SCOPE)
 endfunction()
 
+# GCC's _tile_loadconfig names 8 of the 64 bytes it reads, so the optimiser drops the rest of ggml's tile configuration and
+# the first AMX instruction is an illegal one (llama.cpp's pull request 26954 has the same finding). Clang is not affected.
+function(pd2_broken_amx_flags result)
+    set(flags "")
+    if(CMAKE_C_COMPILER_ID STREQUAL "GNU" AND CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$")
+        include(CheckCCompilerFlag)
+        foreach(part tile int8 bf16)
+            check_c_compiler_flag(-mno-amx-${part} PYDFLASH2_HAS_NO_AMX_${part})
+            if(PYDFLASH2_HAS_NO_AMX_${part})
+                string(APPEND flags " -mno-amx-${part}")
+            endif()
+        endforeach()
+    endif()
+    set(${result} "${flags}" PARENT_SCOPE)
+endfunction()
+
 # The settings llama.cpp is configured with, as an initial cache file: ours, then everything the user gave on CMake's
 # command line (CMAKE_ARGS): GGML_CUDA, GGML_NATIVE, CMAKE_CUDA_ARCHITECTURES, ...
 function(pd2_llama_cpp_settings result)
@@ -91,9 +107,13 @@ function(pd2_llama_cpp_settings result)
     if(APPLE)  # Objective-C classes are global to a process: a second copy of ggml must not find ours
         string(APPEND own_c_flags " -DGGMLMetalClass=PyDFlash2MetalClass")
     endif()
-    string(APPEND settings "set(CMAKE_C_FLAGS [==[${own_c_flags}]==] CACHE STRING \"\")\n")
-    foreach(name CMAKE_CXX_FLAGS CMAKE_TOOLCHAIN_FILE
-                 CMAKE_OSX_ARCHITECTURES CMAKE_OSX_DEPLOYMENT_TARGET CMAKE_OSX_SYSROOT)
+    set(own_cxx_flags "${CMAKE_CXX_FLAGS}")
+    pd2_broken_amx_flags(no_amx)
+    string(APPEND own_c_flags "${no_amx}")
+    string(APPEND own_cxx_flags "${no_amx}")
+    string(APPEND settings "set(CMAKE_C_FLAGS [==[${own_c_flags}]==] CACHE STRING \"\")\n"
+                           "set(CMAKE_CXX_FLAGS [==[${own_cxx_flags}]==] CACHE STRING \"\")\n")
+    foreach(name CMAKE_TOOLCHAIN_FILE CMAKE_OSX_ARCHITECTURES CMAKE_OSX_DEPLOYMENT_TARGET CMAKE_OSX_SYSROOT)
         if(NOT "${${name}}" STREQUAL "")
             string(APPEND settings "set(${name} [==[${${name}}]==] CACHE STRING \"\")\n")
         endif()
