@@ -121,6 +121,31 @@ void load(const pd2_engine_params & params, pd2_engine & engine) {
     engine.drafter       = pd2::Drafter::load(drafter);
 }
 
+pd2::Sequence::Settings settings_of(const pd2_sampling * given) {
+    pd2_sampling s;
+    pd2_sampling_default(&s);
+    if (given) {
+        s = *given;
+    }
+    pd2::Sequence::Settings settings;
+    settings.sampling.temperature       = s.temperature;
+    settings.sampling.top_k             = s.top_k;
+    settings.sampling.top_p             = s.top_p;
+    settings.sampling.min_p             = s.min_p;
+    settings.sampling.typical_p         = s.typical_p;
+    settings.sampling.repeat_penalty    = s.repeat_penalty;
+    settings.sampling.presence_penalty  = s.presence_penalty;
+    settings.sampling.frequency_penalty = s.frequency_penalty;
+    settings.sampling.penalty_last_n    = s.penalty_last_n;
+    settings.sampling.grammar           = s.grammar ? s.grammar : "";
+    for (int32_t i = 0; i < s.n_logit_bias; ++i) {
+        settings.sampling.logit_bias.emplace_back(s.bias_tokens[i], s.bias_values[i]);
+    }
+    settings.seed       = s.seed;
+    settings.n_logprobs = s.n_logprobs;
+    return settings;
+}
+
 }  // namespace
 
 extern "C" {
@@ -278,37 +303,80 @@ void pd2_sequence_free(pd2_sequence * sequence) {
     }
 }
 
+void pd2_sampling_default(pd2_sampling * sampling) {
+    *sampling                = {};
+    sampling->repeat_penalty = 1;
+    sampling->penalty_last_n = 64;
+    sampling->typical_p      = 1;
+    sampling->top_p          = 1;
+    sampling->n_logprobs     = -1;
+}
+
+pd2_status pd2_sampling_check(const pd2_engine * engine, const pd2_sampling * sampling) {
+    return guarded([&] { pd2::Sequence::sampler(*engine->target, settings_of(sampling)); });
+}
+
 pd2_status pd2_sequence_begin(pd2_sequence * sequence, const int32_t * tokens, int32_t n_tokens, bool drafting,
-                              int32_t * n_reused) {
-    return guarded([&] { *n_reused = sequence->sequence.begin(tokens, n_tokens, drafting); });
+                              const pd2_sampling * sampling, int32_t * n_reused) {
+    return guarded([&] { *n_reused = sequence->sequence.begin(tokens, n_tokens, drafting, settings_of(sampling)); });
 }
 
 pd2_status pd2_sequence_prefill(pd2_sequence * sequence, int32_t max_tokens, int32_t * n_left) {
     return guarded([&] { *n_left = sequence->sequence.prefill(max_tokens); });
 }
 
-pd2_status pd2_sequence_draft(pd2_sequence * sequence, int32_t width, pd2_draft * draft) {
+void pd2_draft_default_params(pd2_draft_params * params) {
+    *params       = {};
+    params->width = INT32_MAX;
+}
+
+pd2_status pd2_sequence_draft(pd2_sequence * sequence, const pd2_draft_params * params, pd2_draft * draft) {
     return guarded([&] {
-        pd2::Sequence::Draft & made = sequence->sequence.draft(width);
-        draft->n                    = made.lattice.n;
-        draft->k                    = made.lattice.k;
-        draft->tokens               = made.path.tokens.data();
-        draft->probabilities        = made.path.probabilities.data();
-        draft->candidates           = made.lattice.candidates.data();
-        draft->unary                = made.lattice.unary.data();
-        draft->scores               = made.lattice.scores.data();
+        const pd2::Sequence::Draft & made =
+            sequence->sequence.draft(params->width, {params->temperature, params->min_probability, params->walk});
+        draft->proposal.n          = static_cast<int32_t>(made.path.tokens.size());
+        draft->proposal.tokens     = made.path.tokens.data();
+        draft->proposal.k          = made.lattice.k;
+        draft->proposal.candidates = made.lattice.candidates.data();
+        draft->proposal.q          = made.path.proposal.empty() ? nullptr : made.path.proposal.data();
+        draft->n_lattice           = made.lattice.n;
+        draft->probabilities       = made.path.probabilities.data();
+        draft->candidates          = made.lattice.candidates.data();
+        draft->unary               = made.lattice.unary.data();
+        draft->scores              = made.lattice.scores.data();
     });
 }
 
-pd2_status pd2_sequence_verify(pd2_sequence * sequence, const int32_t * draft, int32_t n_draft, int32_t max_commit,
+pd2_status pd2_sequence_verify(pd2_sequence * sequence, const pd2_proposal * draft, int32_t max_commit,
                                pd2_verdict * verdict) {
     return guarded([&] {
-        const pd2::Sequence::Verdict & made = sequence->sequence.verify(draft, n_draft, max_commit);
+        if (draft->n < 0 || (draft->q && draft->k < 1)) {
+            pd2::fail(PD2_ERROR_ARGUMENT, "a draft of %d tokens with %d candidates each cannot be", draft->n, draft->k);
+        }
+        std::vector<pd2::Proposal> proposals;
+        for (int32_t t = 0; t < draft->n; ++t) {
+            const size_t row = static_cast<size_t>(t) * static_cast<size_t>(draft->k);
+            proposals.push_back(draft->q
+                                    ? pd2::Proposal{draft->tokens[t], draft->k, draft->candidates + row, draft->q + row}
+                                    : pd2::Proposal{draft->tokens[t]});
+        }
+        const pd2::Sequence::Verdict & made = sequence->sequence.verify(proposals, max_commit);
         verdict->n                          = static_cast<int32_t>(made.tokens.size());
         verdict->n_accepted                 = made.n_accepted;
         verdict->tokens                     = made.tokens.data();
         verdict->has_bonus                  = made.has_bonus;
         verdict->finished                   = made.finished;
+    });
+}
+
+pd2_status pd2_sequence_logprobs(const pd2_sequence * sequence, pd2_logprobs * logprobs) {
+    return guarded([&] {
+        const pd2::Logprobs & made = sequence->sequence.logprobs();
+        logprobs->n                = static_cast<int32_t>(made.chosen.size());
+        logprobs->n_top            = made.n_top;
+        logprobs->chosen           = made.chosen.data();
+        logprobs->top_tokens       = made.top_tokens.data();
+        logprobs->top              = made.top.data();
     });
 }
 

@@ -5,18 +5,26 @@
  *     params.target_path = "target.gguf";
  *     params.head_path   = "head.gguf";
  *
+ *     pd2_sampling sampling;
+ *     pd2_sampling_default(&sampling);
+ *     sampling.temperature = 0.7f;
+ *     sampling.seed        = 1;
+ *
+ *     pd2_draft_params drafting;
+ *     pd2_draft_default_params(&drafting);
+ *
  *     pd2_engine   * engine;
  *     pd2_sequence * sequence;
  *     if (pd2_engine_load(&params, &engine) || pd2_sequence_create(engine, &sequence)) die(pd2_last_error());
  *
  *     int32_t n_reused, n_left, prompt[512];
  *     int32_t n_prompt = pd2_tokenize(engine, text, strlen(text), true, false, prompt, 512);
- *     pd2_sequence_begin(sequence, prompt, n_prompt, true, &n_reused);
+ *     pd2_sequence_begin(sequence, prompt, n_prompt, true, &sampling, &n_reused);
  *     do { pd2_sequence_prefill(sequence, 0, &n_left); } while (n_left > 0);  // one chunk a call: poll signals here
  *
  *     while (!verdict.finished) {                        // a round:
- *         pd2_sequence_draft (sequence, 7, &draft);      // proposes, changes nothing that was emitted
- *         pd2_sequence_verify(sequence, draft.tokens, draft.n, -1, &verdict);
+ *         pd2_sequence_draft (sequence, &drafting, &draft);  // proposes, changes nothing that was emitted
+ *         pd2_sequence_verify(sequence, &draft.proposal, -1, &verdict);
  *         use(verdict.tokens, verdict.n);                // accepted drafts, then the target's own next token
  *     }
  *
@@ -172,42 +180,101 @@ const char * pd2_chat_template(const pd2_engine * engine);               /* NULL
 pd2_status pd2_sequence_create(pd2_engine * engine, pd2_sequence ** sequence); /* one a engine, for now */
 void       pd2_sequence_free(pd2_sequence * sequence);
 
+/* How a token is chosen from the target's logits: llama.cpp's samplers, in the order of these fields, the grammar after
+ * the penalties. pd2_sampling_default fills in what leaves each of them out: greedy decoding. */
+typedef struct {
+    int32_t         n_logit_bias;
+    const int32_t * bias_tokens;       /* [n_logit_bias] */
+    const float *   bias_values;       /* [n_logit_bias] added to the logits; minus infinity forbids a token */
+    float           repeat_penalty;    /* 1: none */
+    float           presence_penalty;  /* 0: none */
+    float           frequency_penalty; /* 0: none */
+    int32_t         penalty_last_n;    /* tokens the three penalties look back at, prompt included; -1: all */
+    const char *    grammar;           /* GBNF with a rule named root; NULL: none */
+    int32_t         top_k;             /* 0: all */
+    float           typical_p;         /* 1: all */
+    float           top_p;             /* 1: all */
+    float           min_p;             /* 0: all */
+    float           temperature;       /* 0: the likeliest of what bias, penalties and grammar leave is certain */
+    uint64_t        seed;
+    int32_t         n_logprobs; /* likeliest tokens reported beside each committed one; -1: no report at all */
+} pd2_sampling;
+
+void       pd2_sampling_default(pd2_sampling * sampling);
+pd2_status pd2_sampling_check(const pd2_engine * engine, const pd2_sampling * sampling); /* what begin would refuse */
+
 /* Sets the prompt, [n_tokens]. What the caches already hold of it is kept: n_reused tokens need no prefill.
- * drafting: read features and inject them, so that pd2_sequence_draft can be called after the prefill. */
+ * drafting: read features and inject them, so that pd2_sequence_draft can be called after the prefill.
+ * sampling: NULL for the default. */
 pd2_status pd2_sequence_begin(pd2_sequence * sequence, const int32_t * tokens, int32_t n_tokens, bool drafting,
-                              int32_t * n_reused);
+                              const pd2_sampling * sampling, int32_t * n_reused);
 
 /* Decodes at most max_tokens more of the prompt (0: a full chunk). When n_left becomes 0 the anchor has been chosen.
  * Between two calls the sequence may be begun anew. */
 pd2_status pd2_sequence_prefill(pd2_sequence * sequence, int32_t max_tokens, int32_t * n_left);
 
-typedef struct {
-    int32_t   n;             /* tokens proposed: min(width, block_size - 1, room in the context) */
-    int32_t   k;             /* candidates a position */
-    int32_t * tokens;        /* [n]           the path */
-    float *   probabilities; /* [n]           softmax of the path's scores at temperature 1, at the token chosen */
-    int32_t * candidates;    /* [n, k]        token ids */
-    float *   unary;         /* [n, k]        the candidates' logits */
-    float *   scores;        /* [n, k, k]     scores[t][a][b]: candidate b at t after candidate a at t - 1;
-                                               at t = 0 every row a holds the scores after the anchor */
-} pd2_draft;                 /* arrays belong to the sequence, valid until its next call */
+typedef enum {
+    PD2_WALK_ARGMAX          = 0, /* the likeliest token after the one before */
+    PD2_WALK_EXPECTED_LENGTH = 1  /* the path whose accepted length the selector expects to be largest */
+} pd2_walk;
 
-/* Proposes up to `width` tokens after the anchor, greedily along the lattice. Needs drafting = true at begin. */
-pd2_status pd2_sequence_draft(pd2_sequence * sequence, int32_t width, pd2_draft * draft);
+typedef struct {
+    int32_t  width;           /* tokens at most */
+    float    temperature;     /* 0: the path `walk` says; else drawn from softmax(score / temperature) */
+    float    min_probability; /* the draft ends before the path's probability falls below this; 0: it does not */
+    pd2_walk walk;            /* at temperature 0, and without a grammar (argmax with one) */
+} pd2_draft_params;
+
+void pd2_draft_default_params(pd2_draft_params * params); /* as wide as the head allows, at temperature 0 */
+
+/* Tokens to be verified, and what each was drawn from: what makes the committed text follow the target's distribution. */
+typedef struct {
+    int32_t         n;
+    const int32_t * tokens;     /* [n] */
+    int32_t         k;          /* candidates a token */
+    const int32_t * candidates; /* [n, k] */
+    const float *   q;          /* [n, k] their probabilities; NULL: every token was certain, as in a greedy draft */
+} pd2_proposal;
+
+typedef struct {
+    pd2_proposal    proposal;  /* n: min(width, block_size - 1, room in the context), fewer where the path was cut */
+    int32_t         n_lattice; /* positions of the lattice, proposal.n at least */
+    const float *   probabilities; /* [n]           with which the token was chosen; at temperature 0, as at 1 */
+    const int32_t * candidates;    /* [n_lattice, k]        token ids */
+    const float *   unary;         /* [n_lattice, k]        the candidates' logits */
+    const float *   scores; /* [n_lattice, k, k]     scores[t][a][b]: candidate b at t after candidate a at t - 1;
+                                                            at t = 0 every row a holds the scores after the anchor */
+} pd2_draft;                /* arrays belong to the sequence, valid until its next call */
+
+/* Proposes tokens after the anchor, along the lattice; none where the path was cut at once. A grammar given at begin cuts
+ * what it forbids. Needs drafting = true at begin. Drawing moves the text's source of chance on. */
+pd2_status pd2_sequence_draft(pd2_sequence * sequence, const pd2_draft_params * params, pd2_draft * draft);
 
 typedef struct {
     int32_t         n;          /* tokens committed: accepted drafts, then the bonus token unless an end cut the run */
     int32_t         n_accepted; /* drafts among them */
     const int32_t * tokens;     /* [n] */
-    bool            has_bonus;  /* the last one is the target's own choice, not a draft */
+    bool            has_bonus;  /* the last one is not a draft: the target's own choice */
     bool            finished;   /* the last one is an end-of-generation token */
 } pd2_verdict;
 
-/* Decodes anchor and draft, [n_draft] (0: plain decoding of one token), accepts the longest greedy match, commits it
- * with the bonus token, cuts at the first end-of-generation token, injects the features, takes back what was rejected.
- * max_commit: tokens committed at most, -1 for no limit. */
-pd2_status pd2_sequence_verify(pd2_sequence * sequence, const int32_t * draft, int32_t n_draft, int32_t max_commit,
+/* Decodes anchor and draft (n = 0: plain decoding of one token). Each drafted token is accepted with probability
+ * min(1, p / q), p being the target's probability after its samplers; the first rejected one is replaced by a draw from
+ * max(p - q, 0), and after the last accepted one follows a draw from p. At temperature 0 that is the longest match with the
+ * target's own choices. Commits these, cuts at the first end-of-generation token, injects the features, takes back what was
+ * rejected. max_commit: tokens committed at most, -1 for no limit. */
+pd2_status pd2_sequence_verify(pd2_sequence * sequence, const pd2_proposal * draft, int32_t max_commit,
                                pd2_verdict * verdict);
+
+typedef struct {
+    int32_t         n; /* tokens the last prefill or verify committed; 0 unless begin asked for log-probabilities */
+    int32_t         n_top;
+    const float *   chosen;     /* [n]        log softmax of the target's logits, before any sampler */
+    const int32_t * top_tokens; /* [n, n_top] likeliest first */
+    const float *   top;        /* [n, n_top] */
+} pd2_logprobs;                 /* valid until the sequence's next call */
+
+pd2_status pd2_sequence_logprobs(const pd2_sequence * sequence, pd2_logprobs * logprobs);
 
 int32_t         pd2_sequence_n_tokens(const pd2_sequence * sequence); /* committed, anchor included */
 const int32_t * pd2_sequence_tokens(const pd2_sequence * sequence);   /* valid until the next call */

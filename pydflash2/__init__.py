@@ -21,7 +21,7 @@ from pydflash2.errors import (
     OutOfMemoryError,
     PyDFlash2Error,
 )
-from pydflash2.results import Draft, Piece, Result, Stats, Verdict
+from pydflash2.results import Draft, Piece, Result, Stats, TokenLogprob, Verdict
 
 __version__ = version("pydflash2")
 
@@ -41,6 +41,7 @@ __all__ = [
     "PyDFlash2Error",
     "Result",
     "Stats",
+    "TokenLogprob",
     "Verdict",
     "__version__",
     "load",

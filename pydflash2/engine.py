@@ -7,23 +7,36 @@ import threading
 import warnings
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import Literal, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
 import numpy as np
 
 from pydflash2 import arguments, model_files
 from pydflash2.errors import ContextOverflowError, EngineBusyError
 from pydflash2.native import TAPS, NativeEngine
-from pydflash2.results import Draft, Piece, Result, Stats, Verdict
+from pydflash2.results import Draft, Piece, Result, Stats, TokenLogprob, Verdict
+from pydflash2.settings import (
+    DEFAULTS,
+    SAMPLING_DEFAULTS,
+    Request,
+    SamplingSettings,
+    Settings,
+    Width,
+    complete,
+    shown,
+    width_of,
+)
 from pydflash2.text import TextStream
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 PathLike = str | os.PathLike[str]
 Prompt = str | Iterable[SupportsIndex]
-Width = int | Literal["auto"]
 
 _MOST_THREADS = 512  # GGML_MAX_N_THREADS
 
@@ -118,6 +131,8 @@ class Engine:
         self._busy = threading.Lock()
         self._warned = False
         self._bytes: dict[int, bytes] = {}  # of each token seen
+        self._seed: int | None = None  # of the text begun last
+        self._draft_temperature = 0.0  # for drafts by hand
 
         self._full_width, self._limit_reason = 0, ""
         if native.head is not None:
@@ -185,109 +200,110 @@ class Engine:
 
     # ---- the whole loop ----
 
-    def generate(
-        self,
-        prompt: Prompt,
-        *,
-        max_tokens: int | None = None,
-        temperature: float = 0.0,
-        max_draft_tokens: Width = "auto",
-        stop: str | Iterable[str] | None = None,
-        speculate: bool = True,
-    ) -> Result:
-        """Continues a prompt and returns when the text is complete: the text the target alone would choose.
+    @shown(DEFAULTS)
+    def generate(self, prompt: Prompt, **settings: Unpack[Settings]) -> Result:
+        """Continues a prompt and returns when the text is complete: a text the target alone would write.
 
         prompt: text (see `tokenize`) or token ids.
         max_tokens: tokens generated at most; None: until the context is full.
-        temperature: 0, greedy decoding, is what this version does.
+        temperature: 0, greedy decoding: always the target's likeliest token. Above 0 tokens are drawn from
+            the target's distribution, exactly, whatever the head proposes.
+        logit_bias, repeat_penalty, presence_penalty, frequency_penalty, penalty_last_n, grammar, top_k,
+            typical_p, top_p, min_p: llama.cpp's samplers, applied in this order, the temperature last. At
+            their defaults they do nothing. logit_bias: {token id: added to its logit}, -inf forbids a token.
+            grammar: GBNF with a rule named root. top_k: 0 keeps all. penalty_last_n: -1 looks back at all.
+        seed: the same seed and settings give the same text; None: a fresh one, returned with the result.
+        stop: a string, or several. The text ends before the one that is completed first.
+        logprobs: N: result.logprobs has the target's own log-probability of each token, and of the N
+            likeliest ones.
+        speculate: False decodes without the head.
         max_draft_tokens: tokens drafted a round. It counts drafted tokens, as llama.cpp and vLLM do (SGLang
             counts the anchor too). "auto" is the most the head was made for, block_size - 1; a greater
             number is brought down to that, with one warning. 0 is plain decoding.
-        stop: a string, or several. The text ends before the one that is completed first.
-        speculate: False decodes without the head.
+        min_draft_probability: a draft ends before its probability, the product of its tokens' as the head
+            sees them, falls below this. (llama.cpp's p_min looks at one token's alone.)
+        draft_temperature: the temperature that drafts are drawn at. It changes what is accepted, never the
+            text's distribution. "auto": what is accepted most; 0: the likeliest path.
 
         Raises ContextOverflowError before anything is computed where prompt and max_tokens don't fit the
         context, EngineBusyError, EngineClosedError, OutOfMemoryError, NativeError; ValueError, TypeError.
         Ctrl-C ends it after the step that is running, and leaves the engine usable.
         """
-        request = self._request(prompt, max_tokens, temperature, max_draft_tokens, stop, speculate)
-        with closing(self._run(request)) as run:  # a traceback that lives on must not keep the engine busy
-            while True:
-                try:
-                    next(run)
-                except StopIteration as end:
-                    result: Result = end.value
-                    return result
+        return _finish(self._run(self._plan(prompt, Request.of(settings))))
 
-    def stream(
-        self,
-        prompt: Prompt,
-        *,
-        max_tokens: int | None = None,
-        temperature: float = 0.0,
-        max_draft_tokens: Width = "auto",
-        stop: str | Iterable[str] | None = None,
-        speculate: bool = True,
-    ) -> Generator[Piece, None, Result]:
+    @shown(DEFAULTS)
+    def stream(self, prompt: Prompt, **settings: Unpack[Settings]) -> Generator[Piece, None, Result]:
         """Like `generate`, but a generator of pieces, one a round. Their texts joined are the result's
         text, and the generator's return value is the result.
 
         Arguments are checked at once. From the first piece on the engine is busy, until the stream ends, is
         closed, or is dropped. A stream that is closed early leaves the engine usable.
         """
-        return self._run(self._request(prompt, max_tokens, temperature, max_draft_tokens, stop, speculate))
+        return self._run(self._plan(prompt, Request.of(settings)))
 
-    def _request(
-        self,
-        prompt: Prompt,
-        max_tokens: int | None,
-        temperature: float,
-        max_draft_tokens: Width,
-        stop: str | Iterable[str] | None,
-        speculate: bool,
-    ) -> _Request:
+    @shown(DEFAULTS)
+    def samples(self, prompt: Prompt, n: int, **settings: Unpack[Settings]) -> list[Result]:
+        """`n` texts for one prompt, whose prefill is shared. Their seeds count up from `seed`, so that each
+        can be had again alone. Raises as `generate` does.
+        """
+        count = arguments.integer("n", n, 1)
+        request = Request.of(settings)
+        plans = [self._plan(prompt, replace(request, seed=(request.seed + i) % 2**64)) for i in range(count)]
+        return [_finish(self._run(plan)) for plan in plans]
+
+    def _plan(self, prompt: Prompt, request: Request) -> _Plan:
         if self._busy.locked():
             raise EngineBusyError(_BUSY)
-        arguments.greedy(temperature)
-        limit = None if max_tokens is None else arguments.integer("max_tokens", max_tokens, 1)
-        width, drafting = self._width(max_draft_tokens, stacklevel=4)
-        if not speculate:
+        width, drafting = self._width(request.max_draft_tokens, stacklevel=4)
+        if not request.speculate:
             width, drafting = 0, "off: speculate=False"
-        stops = arguments.stop_strings(stop)
         tokens = self._prompt(prompt)
-        room = self._room(tokens, limit)
-        return _Request(tokens, room if limit is None else limit, width, drafting, stops)
+        room = self._room(tokens, request.max_tokens)
+        sampling = self._native.sampling(request.sampling, request.seed, request.logprobs)
+        return _Plan(request, tokens, request.max_tokens or room, width, drafting, sampling)
 
-    def _run(self, request: _Request) -> Generator[Piece, None, Result]:
-        stats = Stats(drafting=request.drafting, prompt_tokens=len(request.prompt))
-        text = TextStream(request.stop)
-        texts: list[str] = []
-        tokens: list[int] = []
-        width = request.width
+    def _run(self, plan: _Plan) -> Generator[Piece, None, Result]:
+        stats = Stats(drafting=plan.drafting, prompt_tokens=len(plan.prompt))
+        text = TextStream(plan.request.stop)
+        pieces: list[Piece] = []
+        width, count = plan.width, 0
         with self._exclusively():
             start = perf_counter()
-            stats.reused_tokens, anchor = self._prefill(request.prompt, drafting=width > 0)
+            stats.reused_tokens, anchor = self._prefill(plan.prompt, width > 0, plan.sampling)
+            self._seed, self._draft_temperature = plan.request.seed, plan.request.draft_temperature
             stats.prefill_seconds = perf_counter() - start
             if width > 0 and (obstacle := self._native.draft_obstacle()) is not None:
                 width, stats.drafting = 0, f"off: {obstacle}"
-            stats.max_draft_tokens, stats.accepted_by_position = width, [0] * width
+            stats.max_draft_tokens = width
+            stats.accepted_by_position, stats.rounds_by_width = [0] * width, [0] * (width + 1)
 
             committed, ended = [anchor], self._native.is_end(anchor)
             while True:
-                piece, committed = self._show(committed, ended, text)
-                tokens += committed
-                if ended or text.stopped or len(tokens) >= request.max_tokens:
+                shown, committed = self._show(committed, ended, text)
+                logprobs = self._logprobs(committed) if plan.request.logprobs is not None else None
+                piece = Piece(shown, committed, logprobs=logprobs)
+                pieces.append(piece)
+                count += len(committed)
+                if ended or text.stopped or count >= plan.max_tokens:
                     break
-                texts.append(piece)
-                yield Piece(piece, committed)
+                yield piece
                 # The last round drafts only what can still be committed beside its bonus token.
-                committed, ended = self._round(min(width, request.max_tokens - len(tokens) - 1), stats)
+                committed, ended = self._round(min(width, plan.max_tokens - count - 1), plan.request, stats)
 
-        piece += text.finish()
         reason = "stop" if ended or text.stopped else "length"
-        stats.generated_tokens = len(tokens)
-        yield Piece(piece, committed, reason, stats)
-        return Result("".join(texts) + piece, tokens, reason, stats)
+        stats.generated_tokens = count
+        pieces[-1] = replace(piece, text=shown + text.finish(), finish_reason=reason, stats=stats)
+        yield pieces[-1]
+        return Result(
+            "".join(piece.text for piece in pieces),
+            [token for piece in pieces for token in piece.tokens],
+            reason,
+            plan.request.seed,
+            stats,
+            [entry for piece in pieces for entry in piece.logprobs or []]
+            if plan.request.logprobs is not None
+            else None,
+        )
 
     def _show(self, committed: list[int], ended: bool, text: TextStream) -> tuple[str, list[int]]:
         """The text that is certain now, and the tokens up to the one that completed a stop string."""
@@ -300,70 +316,102 @@ class Engine:
                 return piece, committed[:count]
         return piece, committed
 
-    def _round(self, width: int, stats: Stats) -> tuple[list[int], bool]:
+    def _round(self, width: int, request: Request, stats: Stats) -> tuple[list[int], bool]:
         """A draft and its verification; a plain step at width 0. Returns the tokens committed, and if the
         text ended with them.
         """
         start = perf_counter()
-        tokens, n_drafted = [], 0
         if width > 0:
-            draft = self._native.draft(width)
-            tokens, n_drafted = draft.tokens, draft.n
+            draft = self._native.draft(width, request.draft_temperature, request.min_draft_probability)
+            proposal = draft.proposal
+        else:
+            proposal = self._native.proposal([], None, None)
         drafted = perf_counter()
-        committed, verdict = self._native.verify(tokens, n_drafted)
+        committed, verdict = self._native.verify(proposal)
         stats.draft_seconds += drafted - start
         stats.verify_seconds += perf_counter() - drafted
-        if n_drafted > 0:
+        if width > 0:
             stats.rounds += 1
-            stats.drafted += n_drafted
+            stats.drafted += proposal.n
             stats.accepted += verdict.n_accepted
+            stats.rounds_by_width[proposal.n] += 1
             for position in range(verdict.n_accepted):
                 stats.accepted_by_position[position] += 1
         return committed, bool(verdict.finished)
 
+    def _logprobs(self, committed: list[int]) -> list[TokenLogprob]:
+        """Of the tokens that the last step committed, or the first of them where a stop string cut them."""
+        found = self._native.logprobs()[: len(committed)]
+        return [TokenLogprob(token, own, top) for token, (own, top) in zip(committed, found, strict=True)]
+
     # ---- its steps ----
 
-    def prefill(self, tokens: Prompt) -> int:
+    @shown(SAMPLING_DEFAULTS)
+    def prefill(self, tokens: Prompt, **settings: Unpack[SamplingSettings]) -> int:
         """Begins a new text with a prompt and returns the anchor: the first token that the target chooses.
 
-        Only what the caches don't hold of the prompt already is computed. Raises as `generate` does.
+        settings: how the target chooses this text's tokens; see `generate`. Only what the caches don't hold
+        of the prompt already is computed. Raises as `generate` does.
         """
+        request = Request.of(complete(settings, SAMPLING_DEFAULTS))
         prompt = self._prompt(tokens)
         self._room(prompt, None)
+        sampling = self._native.sampling(request.sampling, request.seed, None)
         with self._exclusively():
-            return self._prefill(prompt, drafting=self._native.head is not None)[1]
+            anchor = self._prefill(prompt, self._native.head is not None, sampling)[1]
+            self._seed, self._draft_temperature = request.seed, request.draft_temperature
+        return anchor
 
-    def draft(self, max_draft_tokens: Width = "auto", temperature: float = 0.0) -> Draft:
-        """Proposes the tokens after the anchor: `max_draft_tokens`, fewer near the end of the context.
+    def draft(
+        self,
+        max_draft_tokens: Width = "auto",
+        temperature: float | None = None,
+        min_probability: float = 0.0,
+    ) -> Draft:
+        """Proposes the tokens after the anchor: `max_draft_tokens`, fewer near the end of the context, and
+        none from the point on where the draft's probability would fall below `min_probability`.
 
+        temperature: 0 proposes the likeliest path, a positive one draws it; None: what suits the text's own.
         Changes nothing that was committed: it can be called again, and its draft can be dropped. Raises
         ValueError where there is nothing to draft from: no head, or no prefill before.
         """
-        arguments.greedy(temperature)
         width, drafting = self._width(max_draft_tokens, stacklevel=3)
+        chosen = self._draft_temperature
+        if temperature is not None:
+            chosen = arguments.number("temperature", temperature, 0)
+        least = arguments.number("min_probability", min_probability, 0, 1)
         if width == 0:
             raise ValueError(f"nothing can be drafted ({drafting}); verify([]) decodes one token plainly")
         with self._exclusively():
-            tokens, probabilities, candidates, lattice = self._native.draft_arrays(self._native.draft(width))
+            made = self._native.draft_arrays(self._native.draft(width, chosen, least))
+        n = len(made.tokens)
         # The row of scores that counts at t is the one after the candidate that the path took at t - 1.
-        rows = [0] + [int(np.argmax(candidates[t] == token)) for t, token in enumerate(tokens[:-1])]
-        scores = lattice[np.arange(len(tokens)), rows[: len(tokens)]]
-        return Draft(tokens, probabilities, candidates, scores)
+        rows = [0] + [int(np.argmax(made.candidates[t] == token)) for t, token in enumerate(made.tokens[:-1])]
+        scores = made.scores[np.arange(n), rows[:n]]
+        return Draft(made.tokens, made.probabilities, made.candidates[:n], scores, made.proposal)
 
     def verify(self, draft: Draft | Iterable[SupportsIndex]) -> Verdict:
-        """Lets the target judge a draft (or any token ids; [] for a plain step), commits the part it agrees
-        with and its own next token. The only call that moves the text forward. Raises ContextOverflowError
+        """Lets the target judge a draft (or any token ids; [] for a plain step), commits the part it accepts
+        and its own next token. The only call that moves the text forward. Raises ContextOverflowError
         where the context has no room for the draft; nothing is changed then.
         """
         tokens = self._checked(draft.tokens if isinstance(draft, Draft) else draft)
+        candidates = q = None
+        if isinstance(draft, Draft) and draft.proposal is not None:
+            candidates, q = arguments.drawn_from(len(tokens), draft.candidates, draft.proposal)
         with self._exclusively():
-            committed, verdict = self._native.verify(tokens, len(tokens))
+            committed, verdict = self._native.verify(self._native.proposal(tokens, candidates, q))
         bonus = committed[-1] if verdict.has_bonus else None
         return Verdict(committed, int(verdict.n_accepted), bonus, bool(verdict.finished))
 
-    def _prefill(self, prompt: list[int], drafting: bool) -> tuple[int, int]:
+    @property
+    def seed(self) -> int | None:
+        """Of the text that was begun last: with it and the same settings, it can be had again."""
+        return self._seed
+
+    def _prefill(self, prompt: list[int], drafting: bool, sampling: Any) -> tuple[int, int]:
         """Returns how many tokens of the prompt were reused, and the anchor."""
-        reused = self._native.begin(prompt, drafting)
+        reused = self._native.begin(prompt, drafting, sampling)
         while self._native.prefill() > 0:
             pass  # a chunk a call, so that a signal is seen between two
         return reused, self._native.tokens()[-1]
@@ -382,14 +430,11 @@ class Engine:
     def _width(self, max_draft_tokens: Width, stacklevel: int) -> tuple[int, str]:
         """Tokens to draft a round, and stats.drafting for it."""
         on = f"on, {self._full_width} a round: {self._limit_reason}" if self._limit_reason else "on"
-        if max_draft_tokens == "auto":
+        width = width_of(max_draft_tokens)
+        if width == "auto":
             width = self._full_width
-        elif isinstance(max_draft_tokens, str):
-            raise ValueError(f'max_draft_tokens is {max_draft_tokens!r}: give a number or "auto"')
-        else:
-            width = arguments.integer("max_draft_tokens", max_draft_tokens, 0)
-            if width == 0:
-                return 0, "off: max_draft_tokens=0"
+        elif width == 0:
+            return 0, "off: max_draft_tokens=0"
         if self._native.head is None:
             return 0, self._no_head
         if width > self._full_width:
@@ -443,12 +488,25 @@ class Engine:
 
 
 @dataclass(frozen=True)
-class _Request:
+class _Plan:
+    """A request on this engine."""
+
+    request: Request
     prompt: list[int]
     max_tokens: int
     width: int
-    drafting: str
-    stop: tuple[str, ...]
+    drafting: str  # as in Stats
+    sampling: Any  # a pd2_sampling
+
+
+def _finish(run: Generator[Piece, None, Result]) -> Result:
+    with closing(run):  # a traceback that lives on must not keep the engine busy
+        while True:
+            try:
+                next(run)
+            except StopIteration as end:
+                result: Result = end.value
+                return result
 
 
 _BUSY = (

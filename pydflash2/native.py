@@ -7,18 +7,22 @@ only place where a signal has to wait.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from pydflash2.errors import EngineClosedError, NativeError, error_from_status
+
+if TYPE_CHECKING:
+    from pydflash2.settings import Sampling
 
 try:
     from pydflash2._native import ffi, lib
@@ -33,14 +37,39 @@ except ImportError as error:
         f"the compiled part of pydflash2 can't be loaded from {Path(__file__).parent}: {error}; {advice}"
     ) from error
 
-__all__ = ["TAPS", "NativeEngine", "check", "devices", "ffi", "lib", "llama_cpp_pin", "string", "system_info"]
+__all__ = [
+    "TAPS",
+    "WALKS",
+    "NativeEngine",
+    "check",
+    "devices",
+    "ffi",
+    "lib",
+    "llama_cpp_pin",
+    "string",
+    "system_info",
+]
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int32]
 
 TAPS = {"auto": lib.PD2_TAPS_AUTO, "wired": lib.PD2_TAPS_WIRED, "callback": lib.PD2_TAPS_CALLBACK}
 
+WALKS = {"argmax": lib.PD2_WALK_ARGMAX, "expected": lib.PD2_WALK_EXPECTED_LENGTH}
+
 log = logging.getLogger("pydflash2")
+
+_COPIED = (  # of a Sampling into a pd2_sampling, as they are
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "repeat_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "penalty_last_n",
+)
 
 _LOG_LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
 
@@ -100,6 +129,23 @@ def _needed(count: int) -> int:
     return -count
 
 
+def _floats(pointer: Any, *shape: int) -> Floats:
+    count = math.prod(shape)
+    if not count:  # the pointer may be NULL
+        return np.empty(shape, np.float32)
+    return np.array(np.frombuffer(ffi.buffer(pointer, 4 * count), np.float32).reshape(shape))
+
+
+class DraftArrays(NamedTuple):
+    """A draft of n tokens, on a lattice of `rows` positions with k candidates each."""
+
+    tokens: list[int]  # [n]
+    probabilities: Floats  # [n]
+    candidates: Integers  # [rows, k]
+    scores: Floats  # [rows, k, k]
+    proposal: Floats | None  # [n, k]
+
+
 def _free(lock: threading.Lock, engine: Any, sequence: Any) -> None:
     with lock:  # a call that another thread is in ends first
         lib.pd2_sequence_free(sequence)
@@ -151,6 +197,8 @@ class NativeEngine:
         self._sequence = sequence[0]
 
         self._lock = threading.Lock()  # one native call at a time
+        # Structs hold bare pointers: what they point to lives as long as they do.
+        self._pointed_to: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._release = weakref.finalize(self, _free, self._lock, self._engine, self._sequence)
 
         self.target = ffi.new("pd2_target_info *")
@@ -207,11 +255,32 @@ class NativeEngine:
 
     # ---- the sequence ----
 
-    def begin(self, tokens: Sequence[int], drafting: bool) -> int:
-        """Sets the prompt. Returns how many of its tokens the caches already hold."""
+    def sampling(self, chosen: Sampling, seed: int, logprobs: int | None) -> Any:
+        """A pd2_sampling for `begin`, checked: ValueError for what it would refuse."""
+        struct = ffi.new("pd2_sampling *")
+        lib.pd2_sampling_default(struct)
+        for name in _COPIED:
+            setattr(struct, name, getattr(chosen, name))
+        tokens = ffi.new("int32_t[]", list(chosen.logit_bias))
+        values = ffi.new("float[]", list(chosen.logit_bias.values()))
+        struct.n_logit_bias, struct.bias_tokens, struct.bias_values = len(tokens), tokens, values
+        grammar = ffi.NULL if chosen.grammar is None else ffi.new("char[]", chosen.grammar.encode("utf-8"))
+        struct.grammar = grammar
+        struct.seed, struct.n_logprobs = seed, -1 if logprobs is None else logprobs
+        self._pointed_to[struct] = (tokens, values, grammar)
+        with self._entered():
+            check(lib.pd2_sampling_check(self._engine, struct))
+        return struct
+
+    def begin(self, tokens: Sequence[int], drafting: bool, sampling: Any = ffi.NULL) -> int:
+        """Sets the prompt; greedy without `sampling`. Returns how many of its tokens the caches hold."""
         n_reused = ffi.new("int32_t *")
         with self._entered():
-            check(lib.pd2_sequence_begin(self._sequence, list(tokens), len(tokens), drafting, n_reused))
+            check(
+                lib.pd2_sequence_begin(
+                    self._sequence, list(tokens), len(tokens), drafting, sampling, n_reused
+                )
+            )
         return int(n_reused[0])
 
     def prefill(self) -> int:
@@ -221,32 +290,62 @@ class NativeEngine:
             check(lib.pd2_sequence_prefill(self._sequence, 0, n_left))
         return int(n_left[0])
 
-    def draft(self, width: int) -> Any:
+    def draft(
+        self, width: int, temperature: float = 0.0, min_probability: float = 0.0, walk: str = "argmax"
+    ) -> Any:
         """A pd2_draft, whose arrays are valid until the sequence's next call."""
-        draft = ffi.new("pd2_draft *")
+        params, draft = ffi.new("pd2_draft_params *"), ffi.new("pd2_draft *")
+        params.width, params.walk = width, WALKS[walk]
+        params.temperature, params.min_probability = temperature, min_probability
         with self._entered():
-            check(lib.pd2_sequence_draft(self._sequence, width, draft))
+            check(lib.pd2_sequence_draft(self._sequence, params, draft))
         return draft
 
-    def draft_arrays(self, draft: Any) -> tuple[list[int], Floats, Integers, Floats]:
-        """Copies of a draft's tokens [n], probabilities [n], candidates [n, k] and scores [n, k, k]."""
-        n, k = draft.n, draft.k
+    def draft_arrays(self, draft: Any) -> DraftArrays:
+        """Copies of a draft's arrays."""
+        n, rows, k = draft.proposal.n, draft.n_lattice, draft.proposal.k
+        q = draft.proposal.q
         with self._entered():
-            if not n:  # the arrays may be NULL
-                return [], np.empty(0, "f4"), np.empty((0, k), "i4"), np.empty((0, k, k), "f4")
-            return (
-                list(ffi.unpack(draft.tokens, n)),
-                np.frombuffer(ffi.buffer(draft.probabilities, 4 * n), np.float32).copy(),
-                np.frombuffer(ffi.buffer(draft.candidates, 4 * n * k), np.int32).reshape(n, k).copy(),
-                np.frombuffer(ffi.buffer(draft.scores, 4 * n * k * k), np.float32).reshape(n, k, k).copy(),
+            return DraftArrays(
+                list(ffi.unpack(draft.proposal.tokens, n)) if n else [],
+                _floats(draft.probabilities, n),
+                np.frombuffer(ffi.buffer(draft.candidates, 4 * rows * k), np.int32).reshape(rows, k).copy(),
+                _floats(draft.scores, rows, k, k),
+                None if q == ffi.NULL else _floats(q, n, k),
             )
 
-    def verify(self, draft: Any, n_draft: int) -> tuple[list[int], Any]:
-        """Verifies [n_draft] tokens. Returns the tokens committed, and the pd2_verdict."""
+    def proposal(self, tokens: Sequence[int], candidates: Integers | None, q: Floats | None) -> Any:
+        """A pd2_proposal of [n] tokens, with what each was drawn from, [n, K], unless they are certain."""
+        proposal = ffi.new("pd2_proposal *")[0]
+        kept = [ffi.new("int32_t[]", list(tokens))]
+        proposal.n, proposal.tokens = len(tokens), kept[0]
+        if candidates is not None and q is not None:
+            kept.append(ffi.from_buffer("int32_t[]", np.ascontiguousarray(candidates, np.int32)))
+            kept.append(ffi.from_buffer("float[]", np.ascontiguousarray(q, np.float32)))
+            proposal.k, proposal.candidates, proposal.q = q.shape[1], kept[1], kept[2]
+        self._pointed_to[proposal] = tuple(kept)
+        return proposal
+
+    def verify(self, proposal: Any) -> tuple[list[int], Any]:
+        """Verifies a pd2_proposal. Returns the tokens committed, and the pd2_verdict."""
         verdict = ffi.new("pd2_verdict *")
         with self._entered():
-            check(lib.pd2_sequence_verify(self._sequence, draft, n_draft, -1, verdict))
+            check(lib.pd2_sequence_verify(self._sequence, ffi.addressof(proposal), -1, verdict))
             return list(ffi.unpack(verdict.tokens, verdict.n)), verdict
+
+    def logprobs(self) -> list[tuple[float, list[tuple[int, float]]]]:
+        """Of each token that the last prefill or verify committed: its own, and those of the likeliest."""
+        found = ffi.new("pd2_logprobs *")
+        with self._entered():
+            check(lib.pd2_sequence_logprobs(self._sequence, found))
+            n = found.n_top
+            return [
+                (
+                    found.chosen[i],
+                    [(found.top_tokens[i * n + j], found.top[i * n + j]) for j in range(n)],
+                )
+                for i in range(found.n)
+            ]
 
     def tokens(self) -> list[int]:
         with self._entered():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,13 +13,16 @@ import numpy.typing as npt
 class Draft:
     """A proposal of the head: the path through the lattice, and the lattice's rows along that path.
 
-    The anchor isn't part of it. `verify` takes a draft or any list of token ids.
+    The anchor isn't part of it. `verify` takes a draft or any list of token ids. A draft drawn at a
+    temperature above 0 must reach it as it is: without its `proposal` the text would not follow the target's
+    distribution.
     """
 
     tokens: list[int]  # [n]
-    probabilities: npt.NDArray[np.float32]  # [n] softmax of the scores, at the token chosen
+    probabilities: npt.NDArray[np.float32]  # [n] of the token, among its candidates
     candidates: npt.NDArray[np.int32]  # [n, K] token ids
     scores: npt.NDArray[np.float32]  # [n, K] of the candidates, after the path's previous token
+    proposal: npt.NDArray[np.float32] | None = None  # [n, K] q, what each token was drawn from; None: certain
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -40,7 +43,8 @@ class Stats:
     """Counts and times of one request. Widths and counts never include the anchor.
 
     The acceptance figures are defined as vLLM defines them. A round is one draft and its verification; a
-    last step that has no room for a draft is none, so plain decoding has no rounds.
+    last step that has no room for a draft is none, so plain decoding has no rounds. A draft that
+    `min_draft_probability` or a grammar cuts to nothing makes a round of 0 drafted tokens.
     """
 
     drafting: str = "on"  # "on", "on, ..." where the width was limited, else why nothing was drafted
@@ -52,6 +56,9 @@ class Stats:
     drafted: int = 0
     accepted: int = 0
     accepted_by_position: list[int] = field(default_factory=list)  # [width] rounds that did
+    rounds_by_width: list[int] = field(
+        default_factory=list
+    )  # [width + 1] rounds that drafted 0, 1, ... tokens
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0  # plain steps included
@@ -87,6 +94,16 @@ class Stats:
         }
 
 
+class TokenLogprob(NamedTuple):
+    """The target's own log-probability of a committed token, at temperature 1 and before any sampler."""
+
+    token: int
+    logprob: float  # natural logarithm
+    top: list[
+        tuple[int, float]
+    ]  # (token, logprob) of the likeliest ones, best first: as many as were asked for
+
+
 @dataclass(frozen=True)
 class Piece:
     """One step of a stream: the tokens of a prefill or a round, and the text that is certain since.
@@ -99,6 +116,7 @@ class Piece:
     tokens: list[int]
     finish_reason: str | None = None
     stats: Stats | None = None
+    logprobs: list[TokenLogprob] | None = None  # of `tokens`, where they were asked for
 
 
 @dataclass(frozen=True)
@@ -113,4 +131,6 @@ class Result:
     text: str
     tokens: list[int]
     finish_reason: str
+    seed: int  # gives the same text again, with the same settings on the same engine
     stats: Stats
+    logprobs: list[TokenLogprob] | None = None  # of `tokens`, where they were asked for

@@ -66,11 +66,41 @@ def test_every_native_status_has_its_class() -> None:
         ({"max_draft_tokens": None}, TypeError, "max_draft_tokens is None"),
         ({"max_draft_tokens": 2**40}, ValueError, f"max_draft_tokens is {2**40}: it must lie between"),
         (
-            {"temperature": 0.7},
+            {"temperature": -0.1},
             ValueError,
-            "temperature is 0.7: this version decodes greedily, at temperature=0 only",
+            "temperature is -0.1: give 0 for the likeliest token, or a positive",
         ),
-        ({"temperature": math.nan}, ValueError, "temperature is nan"),
+        ({"temperature": math.nan}, ValueError, "temperature is nan: it must be a finite number"),
+        ({"temperature": math.inf}, ValueError, "temperature is inf"),
+        ({"temperature": "hot"}, TypeError, "temperature is 'hot': give a number"),
+        ({"temprature": 0.7}, TypeError, "there is no setting 'temprature': did you mean temperature?"),
+        ({"top_k": -1}, ValueError, "top_k is -1"),
+        ({"top_p": 0}, ValueError, "top_p is 0: give a number above 0 and up to 1"),
+        (
+            {"min_p": 1.5},
+            ValueError,
+            "min_p is 1.5: give a share of the likeliest token's probability, 0 to 1",
+        ),
+        ({"typical_p": -1}, ValueError, "typical_p is -1"),
+        ({"repeat_penalty": 0}, ValueError, "repeat_penalty is 0: give a positive number, 1 for none"),
+        ({"presence_penalty": math.inf}, ValueError, "presence_penalty is inf"),
+        ({"frequency_penalty": 1e300}, ValueError, "frequency_penalty is inf"),
+        ({"penalty_last_n": -2}, ValueError, "penalty_last_n is -2"),
+        ({"logit_bias": {320: 1}}, ValueError, "logit_bias names token 320, the target's ids are 0..319"),
+        ({"logit_bias": {3: math.inf}}, ValueError, "logit_bias of token 3 is inf"),
+        ({"logit_bias": [3]}, TypeError, "logit_bias is list: give a dict"),
+        ({"logprobs": -1}, ValueError, "logprobs is -1: it must lie between 0 and"),
+        (
+            {"logprobs": 321},
+            ValueError,
+            "321 log-probabilities a token were asked for; 0 to 320 can be given",
+        ),
+        ({"seed": -1}, ValueError, "seed is -1"),
+        ({"seed": 2**64}, ValueError, f"seed is {2**64}"),
+        ({"seed": 1.5}, TypeError, "seed is 1.5"),
+        ({"min_draft_probability": 1.1}, ValueError, "min_draft_probability is 1.1"),
+        ({"draft_temperature": "cold"}, ValueError, "draft_temperature is 'cold': give a number or \"auto\""),
+        ({"draft_temperature": -1}, ValueError, "draft_temperature is -1"),
         (
             {"stop": ""},
             ValueError,
@@ -134,8 +164,8 @@ def test_steps_out_of_order(tiny: TinyFiles) -> None:
         engine.generate(PROMPT, max_tokens=3, speculate=False)
         with pytest.raises(ValueError, match="no draft is possible: this text was begun without drafting"):
             engine.draft()
-        with pytest.raises(ValueError, match="temperature is 1: this version decodes greedily"):
-            engine.draft(temperature=1)
+        with pytest.raises(ValueError, match="temperature is -1"):
+            engine.draft(temperature=-1)
         with pytest.raises(ValueError, match=r"nothing can be drafted \(off: max_draft_tokens=0\)"):
             engine.draft(0)
 

@@ -56,6 +56,9 @@ class Target(NativeEngine):
             return np.empty((0, width), np.float32)
         return np.frombuffer(ffi.buffer(data[0], 4 * n_rows[0] * width), np.float32).reshape(-1, width).copy()
 
+    def judge(self, draft: Sequence[int]) -> None:
+        self.verify(self.proposal(draft, None, None))
+
     def read(self, tokens: Sequence[int], drafting: bool = False) -> int:
         """Prefills a prompt; returns how many of its tokens were in the cache."""
         reused = self.begin(tokens, drafting)
@@ -135,7 +138,7 @@ def test_wired_taps_and_the_callback_read_the_same_bits(name: str, load: Loader)
     np.testing.assert_array_equal(wired.features(), callback.features())
     np.testing.assert_array_equal(wired.logits(), callback.logits())
     for engine in (wired, callback):
-        engine.verify([9, 8, 7], width)
+        engine.judge([9, 8, 7][:width])
     assert wired.features().shape[0] == width + 1
     np.testing.assert_array_equal(wired.features(), callback.features())
 
@@ -179,7 +182,7 @@ def test_the_last_layer_is_read_after_the_final_norm(name: str, load: Loader) ->
     final = engine.features()[:, target.n_embd :]
     assert final.shape[0] == 8
     np.testing.assert_allclose(final[-1] @ output.T, engine.logits()[0], rtol=1e-4, atol=1e-4)
-    engine.verify([5], 1 if engine.target.rollback_limit else 0)
+    engine.judge([5] if engine.target.rollback_limit else [])
     final = engine.features()[:, target.n_embd :]
     np.testing.assert_allclose(final @ output.T, engine.logits(), rtol=1e-4, atol=1e-4)
 
@@ -207,9 +210,9 @@ def test_wired_taps_are_refused_where_the_graph_has_none(name: str, load: Loader
 def after_rejection(engine: Target, n_prompt: int, draft: Sequence[int]) -> tuple[list[int], Floats, Floats]:
     """Rejects a draft, then verifies another: tokens before it, its logits and features."""
     engine.read(prompt(n_prompt), drafting=True)
-    engine.verify(draft, len(draft))
+    engine.judge(draft)
     tokens = engine.tokens()
-    engine.verify([30, 40, 50], 3)
+    engine.judge([30, 40, 50])
     return tokens, engine.logits(), engine.features()
 
 
@@ -222,7 +225,7 @@ def test_what_was_rejected_leaves_no_trace(name: str, width: int, load: Loader) 
     fresh = load(name, taps=(0, 2))
     fresh.read(tokens[:-1], drafting=True)
     assert fresh.tokens() == tokens, "the greedy continuation itself"
-    fresh.verify([30, 40, 50], 3)
+    fresh.judge([30, 40, 50])
     np.testing.assert_allclose(logits, fresh.logits(), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(features, fresh.features(), rtol=1e-3, atol=1e-4)
 
@@ -244,7 +247,7 @@ def test_a_hybrid_target_does_not_go_back_further_than_its_snapshots(name: str, 
     engine, fresh = load(name, taps=(0, 2)), load(name, taps=(0, 2))
     engine.read(tokens)
     for _ in range(5):
-        engine.verify([], 0)  # one row each
+        engine.judge([])  # one row each
     assert engine.read([*tokens[:38], 11, 12]) == 0
     fresh.read([*tokens[:38], 11, 12])
     np.testing.assert_array_equal(engine.logits(), fresh.logits())
@@ -307,7 +310,7 @@ def test_quantised_weights_decode(kind: str, load: Loader) -> None:
     engine = load("qwen3-wide", taps=(0, 2), kind=kind)
     engine.read(prompt(40), drafting=True)
     draft = engine.draft(3)
-    assert draft.n == 3
+    assert draft.proposal.n == 3
     assert np.isfinite(engine.features()).all()
 
 
@@ -523,9 +526,9 @@ def test_a_full_context(load: Loader) -> None:
     with pytest.raises(ContextOverflowError, match="50"):
         engine.begin(prompt(60), drafting=False)
     engine.read(prompt(49))
-    engine.verify([], 0)
+    engine.judge([])
     with pytest.raises(ContextOverflowError, match="50"):
-        engine.verify([], 0)
+        engine.judge([])
     assert len(engine.tokens()) == 51
 
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "error.h"
 
@@ -16,7 +17,16 @@ Sequence::Sequence(Target & target, Drafter * drafter)
     target_.clear();
 }
 
-int32_t Sequence::begin(const int32_t * tokens, int32_t n_tokens, bool drafting) {
+std::unique_ptr<Sampler> Sequence::sampler(const Target & target, const Settings & settings) {
+    const int32_t n_vocab = target.info().n_vocab;
+    if (settings.n_logprobs < -1 || settings.n_logprobs > n_vocab) {
+        fail(PD2_ERROR_ARGUMENT, "%d log-probabilities a token were asked for; 0 to %d can be given, -1 for none",
+             settings.n_logprobs, n_vocab);
+    }
+    return target.sampler(settings.sampling);
+}
+
+int32_t Sequence::begin(const int32_t * tokens, int32_t n_tokens, bool drafting, const Settings & settings) {
     if (n_tokens < 1) {
         fail(PD2_ERROR_ARGUMENT, "the prompt has no tokens; give at least one (a BOS token, for example)");
     }
@@ -35,6 +45,10 @@ int32_t Sequence::begin(const int32_t * tokens, int32_t n_tokens, bool drafting)
     if (drafting && !drafter_) {
         fail(PD2_ERROR_ARGUMENT, "drafting needs a head; load one or begin without drafting");
     }
+    std::unique_ptr<Sampler> sampler = Sequence::sampler(target_, settings);
+    for (int32_t i = 0; i < n_tokens; ++i) {
+        sampler->read(tokens[i]);
+    }
 
     // Logits exist only for a row that is decoded: at least the prompt's last token is.
     int32_t       shared = 0;
@@ -52,8 +66,15 @@ int32_t Sequence::begin(const int32_t * tokens, int32_t n_tokens, bool drafting)
         shared = 0;
     }
     tokens_.assign(tokens, tokens + n_tokens);
+    n_prompt_ = n_tokens;
     drafting_ = drafting;
     ready_    = false;
+    sampler_  = std::move(sampler);
+    random_   = Random(settings.seed);
+
+    with_logprobs_  = settings.n_logprobs >= 0;
+    logprobs_       = {};
+    logprobs_.n_top = std::max(settings.n_logprobs, 0);
     return shared;
 }
 
@@ -73,7 +94,8 @@ int32_t Sequence::prefill(int32_t max_tokens) {
             drafter_->inject(target_.features(), n, position);
         }
         if (last) {
-            tokens_.push_back(choose(0));
+            logprobs_.clear();
+            tokens_.push_back(commit(0, nullptr));
             ready_ = true;
         }
     } catch (...) {
@@ -105,12 +127,23 @@ const char * Sequence::draft_obstacle() const {
     return nullptr;
 }
 
-Sequence::Draft & Sequence::draft(int32_t width) {
+Sequence::Draft & Sequence::draft(int32_t width, const WalkParams & params) {
     if (const char * obstacle = draft_obstacle()) {
         fail(PD2_ERROR_ARGUMENT, "no draft is possible: %s", obstacle);
     }
     if (width < 1) {
         fail(PD2_ERROR_ARGUMENT, "a draft of %d tokens was asked for; 1 is the least", width);
+    }
+    if (!(params.temperature >= 0 && std::isfinite(params.temperature))) {
+        fail(PD2_ERROR_ARGUMENT, "the draft's temperature is %g: give 0 for the likeliest path, or a positive number",
+             static_cast<double>(params.temperature));
+    }
+    if (!(params.min_probability >= 0 && params.min_probability <= 1)) {
+        fail(PD2_ERROR_ARGUMENT, "the draft's min_probability is %g: give a number from 0, for no limit, to 1",
+             static_cast<double>(params.min_probability));
+    }
+    if (params.kind != PD2_WALK_ARGMAX && params.kind != PD2_WALK_EXPECTED_LENGTH) {
+        fail(PD2_ERROR_ARGUMENT, "walk is %d: give one of pd2_walk", static_cast<int>(params.kind));
     }
     width = std::min(
         {width, drafter_->params().block_size - 1, context_size_ - 1 - target_.end(), target_.batch_size() - 1});
@@ -121,15 +154,13 @@ Sequence::Draft & Sequence::draft(int32_t width) {
         fail(PD2_ERROR_ARGUMENT, "no draft is possible: batch_size leaves no room for a drafted token");
     }
     drafter_->draft(tokens_.back(), target_.end(), width, draft_.lattice);
-    draft_.path = walk_greedily(draft_.lattice);
+    draft_.path = walk(draft_.lattice, params, random_, sampler_->constraint().get());
     return draft_;
 }
 
-const Sequence::Verdict & Sequence::verify(const int32_t * draft, int32_t n_draft, int32_t max_commit) {
-    if (!ready_) {
-        fail(PD2_ERROR_ARGUMENT, "nothing to verify; prefill a prompt first");
-    }
-    if (n_draft < 0 || n_draft + 1 > target_.batch_size()) {
+void Sequence::check_draft(const std::vector<Proposal> & draft) const {
+    const auto n_draft = static_cast<int32_t>(draft.size());
+    if (n_draft + 1 > target_.batch_size()) {
         fail(PD2_ERROR_ARGUMENT, "a draft of %d tokens; 0 to %d can be verified at once", n_draft,
              target_.batch_size() - 1);
     }
@@ -137,24 +168,60 @@ const Sequence::Verdict & Sequence::verify(const int32_t * draft, int32_t n_draf
         fail(PD2_ERROR_ARGUMENT, "a draft of %d tokens, but this target can take back %d at most; draft fewer", n_draft,
              rollback_limit_);
     }
+    if (target_.end() + n_draft + 1 > context_size_) {
+        fail(PD2_ERROR_CONTEXT_OVERFLOW,
+             "%d tokens are committed and %d drafted, the context holds %d; load with a larger context_size",
+             target_.end() + 1, n_draft, context_size_);
+    }
+    for (int32_t t = 0; t < n_draft; ++t) {
+        const Proposal & proposal = draft[static_cast<size_t>(t)];
+        if (!proposal.q) {
+            continue;
+        }
+        double total = 0, own = 0;
+        for (int32_t b = 0; b < proposal.k; ++b) {
+            const auto q = static_cast<double>(proposal.q[b]);
+            if (!(q >= 0 && std::isfinite(q))) {
+                fail(PD2_ERROR_ARGUMENT,
+                     "the proposal of drafted token %d has a probability of %g; give what draft() gave", t, q);
+            }
+            total += q;
+            own += proposal.candidates[b] == proposal.token ? q : 0;
+        }
+        if (own <= 0 || total > 1.001) {
+            fail(PD2_ERROR_ARGUMENT,
+                 "the proposal of drafted token %d gives token %d the probability %g and all candidates together %g; "
+                 "it must "
+                 "be what the token was drawn from",
+                 t, proposal.token, own, total);
+        }
+    }
+}
+
+const Sequence::Verdict & Sequence::verify(const std::vector<Proposal> & draft, int32_t max_commit) {
+    if (!ready_) {
+        fail(PD2_ERROR_ARGUMENT, "nothing to verify; prefill a prompt first");
+    }
     if (max_commit == 0) {
         fail(PD2_ERROR_ARGUMENT, "max_commit is 0; a round commits at least one token");
     }
-    const int32_t position = target_.end();
-    if (position + n_draft + 1 > context_size_) {
-        fail(PD2_ERROR_CONTEXT_OVERFLOW,
-             "%d tokens are committed and %d drafted, the context holds %d; load with a larger context_size",
-             position + 1, n_draft, context_size_);
-    }
+    check_draft(draft);
 
-    std::vector<int32_t> rows = {tokens_.back()};
-    rows.insert(rows.end(), draft, draft + n_draft);
-    Verdict verdict;
+    const auto           n_draft  = static_cast<int32_t>(draft.size());
+    const int32_t        position = target_.end();
+    std::vector<int32_t> rows     = {tokens_.back()};
+    for (const Proposal & proposal : draft) {
+        rows.push_back(proposal.token);
+    }
+    const Random random_before = random_;
+    Verdict      verdict;
+    logprobs_.clear();
     try {
         target_.decode(rows.data(), n_draft + 1, position, Target::Logits::all, drafting_);
         for (int32_t i = 0; i <= n_draft; ++i) {
-            const int32_t token = choose(i);
-            const bool    match = i < n_draft && token == draft[i];
+            const Proposal * proposal = i < n_draft ? &draft[static_cast<size_t>(i)] : nullptr;
+            const int32_t    token    = commit(i, proposal);
+            const bool       match    = proposal && token == proposal->token;
             verdict.tokens.push_back(token);
             verdict.n_accepted += match;
             verdict.has_bonus = !match;
@@ -167,6 +234,7 @@ const Sequence::Verdict & Sequence::verify(const int32_t * draft, int32_t n_draf
             drafter_->inject(target_.features(), static_cast<int32_t>(verdict.tokens.size()), position);
         }
     } catch (...) {
+        random_ = random_before;
         restore(position);
         throw;
     }
@@ -182,16 +250,16 @@ const Sequence::Verdict & Sequence::verify(const int32_t * draft, int32_t n_draf
     return verdict_;
 }
 
-// Greedy: the first of the largest logits.
-int32_t Sequence::choose(int32_t row) const {
-    const float * logits = target_.logits(row);
-    const float * best   = std::max_element(logits, logits + n_vocab_);
-    if (!std::isfinite(*best)) {
-        fail(PD2_ERROR_NATIVE,
-             "the target's logits are not finite numbers; its file is damaged or its cache type too "
-             "narrow: fetch or convert it again, or load with kv_type f32");
+// Chooses the token after a row of the last decode. The sampler sees it at once, so that the next row's distribution
+// follows from it: nothing that is rejected ever reaches a sampler's state.
+int32_t Sequence::commit(int32_t row, const Proposal * proposal) {
+    const Distribution & p     = sampler_->distribution(target_.logits(row));
+    const int32_t        token = proposal ? judge(p, *proposal, random_) : pd2::draw(p, random_);
+    sampler_->accept(token);
+    if (with_logprobs_) {
+        logprobs_.add(target_.logits(row), n_vocab_, token);
     }
-    return static_cast<int32_t>(best - logits);
+    return token;
 }
 
 // Both caches forget positions >= position. False when the target's cannot; nothing is changed then.
@@ -209,6 +277,11 @@ bool Sequence::rewind(int32_t position) {
 void Sequence::restore(int32_t position) {
     if (target_.end() < position || !rewind(position)) {
         forget();
+        return;
+    }
+    sampler_->reset();
+    for (size_t i = 0; i < tokens_.size(); ++i) {
+        i < static_cast<size_t>(n_prompt_) ? sampler_->read(tokens_[i]) : sampler_->accept(tokens_[i]);
     }
 }
 

@@ -2,10 +2,13 @@
 // been chosen but the target has not read it, so n tokens are committed while n - 1 positions are cached.
 #pragma once
 
-#include <string>
+#include <memory>
 #include <vector>
 
+#include "acceptance.h"
 #include "drafter/drafter.h"
+#include "logprobs.h"
+#include "random.h"
 #include "target/target.h"
 #include "walk.h"
 
@@ -16,18 +19,27 @@ class Sequence {
     // drafter: nullptr without a head. Both must outlive the sequence.
     Sequence(Target & target, Drafter * drafter);
 
+    struct Settings {
+        SamplingParams sampling;
+        uint64_t       seed       = 0;
+        int32_t        n_logprobs = -1;  // likeliest tokens to report beside each committed one's own; -1: no report
+    };
+
+    // What begin needs of the settings; throws PD2_ERROR_ARGUMENT for what it would refuse.
+    static std::unique_ptr<Sampler> sampler(const Target & target, const Settings & settings);
+
     // Returns the number of tokens that need no prefill.
-    int32_t begin(const int32_t * tokens, int32_t n_tokens, bool drafting);
+    int32_t begin(const int32_t * tokens, int32_t n_tokens, bool drafting, const Settings & settings);
 
     // Returns the number of prompt tokens left; at 0 the anchor has been chosen.
     int32_t prefill(int32_t max_tokens);
 
     struct Draft {
         Lattice lattice;
-        Path    path;
+        Path    path;  // as long as the lattice, or cut
     };
 
-    Draft & draft(int32_t width);
+    Draft & draft(int32_t width, const WalkParams & params);
 
     struct Verdict {
         std::vector<int32_t> tokens;  // committed by this round
@@ -36,7 +48,10 @@ class Sequence {
         bool                 finished   = false;
     };
 
-    const Verdict & verify(const int32_t * draft, int32_t n_draft, int32_t max_commit);
+    const Verdict & verify(const std::vector<Proposal> & draft, int32_t max_commit);
+
+    // Of the tokens that the last prefill or verify committed.
+    const Logprobs & logprobs() const { return logprobs_; }
 
     const std::vector<int32_t> & tokens() const { return tokens_; }
 
@@ -44,7 +59,8 @@ class Sequence {
     const char * draft_obstacle() const;
 
   private:
-    int32_t choose(int32_t row) const;
+    void    check_draft(const std::vector<Proposal> & draft) const;
+    int32_t commit(int32_t row, const Proposal * proposal);
     bool    rewind(int32_t position);
     void    restore(int32_t position);
     void    forget();
@@ -54,11 +70,17 @@ class Sequence {
     const int32_t        context_size_;
     const int32_t        n_vocab_;
     const int32_t        rollback_limit_;
-    std::vector<int32_t> tokens_;            // committed; while a prefill runs, the prompt
+    std::vector<int32_t> tokens_;  // committed; while a prefill runs, the prompt
+    int32_t              n_prompt_ = 0;
     bool                 ready_    = false;  // the anchor has been chosen
     bool                 drafting_ = false;
-    Draft                draft_;
-    Verdict              verdict_;
+
+    std::unique_ptr<Sampler> sampler_;
+    Random                   random_{0};
+    bool                     with_logprobs_ = false;
+    Logprobs                 logprobs_;
+    Draft                    draft_;
+    Verdict                  verdict_;
 };
 
 }  // namespace pd2

@@ -11,6 +11,7 @@
 #include "llama-cpp.h"
 #include "llama-ext.h"
 #include "llama-model.h"
+#include "llama_sampler.h"
 #include "log.h"
 #include "model_file.h"
 #include "taps.h"
@@ -110,6 +111,10 @@ class LlamaTarget : public Target {
     std::string          token_bytes(int32_t token, bool special) const override;
     bool                 is_end(int32_t token) const override { return llama_vocab_is_eog(vocab_, token); }
     const char *         chat_template() const override { return llama_model_chat_template(model_.get(), nullptr); }
+
+    std::unique_ptr<Sampler> sampler(const SamplingParams & params) const override {
+        return make_sampler(vocab_, params, context_size_);
+    }
 
     void decode(const int32_t * tokens, int32_t n, int32_t position, Logits logits, bool with_features) override;
 

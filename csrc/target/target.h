@@ -8,6 +8,7 @@
 
 #include "ggml-backend.h"
 #include "pydflash2.h"
+#include "sampler.h"
 
 namespace pd2 {
 
@@ -53,6 +54,9 @@ class Target {
     virtual std::string          token_bytes(int32_t token, bool special) const                                 = 0;
     virtual bool                 is_end(int32_t token) const                                                    = 0;
     virtual const char *         chat_template() const                                                          = 0;
+
+    // Throws PD2_ERROR_ARGUMENT for parameters out of range.
+    virtual std::unique_ptr<Sampler> sampler(const SamplingParams & params) const = 0;
 
     // ---- decoding, sequence 0 ----
     enum class Logits { none, last, all };

@@ -5,15 +5,49 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import re
 import sys
+from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import pydflash2
-from pydflash2.results import Stats
+from pydflash2.results import Piece, Result, Stats
+from pydflash2.settings import Settings
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
+
+_SAMPLING: tuple[tuple[str, str, Any, str, str], ...] = (
+    ("--temp", "temperature", float, "T", "temperature (default 0: greedy)"),
+    ("--top-k", "top_k", int, "K", "draw from the K likeliest tokens (default 0: all)"),
+    ("--typical", "typical_p", float, "P", "locally typical sampling (default 1: off)"),
+    (
+        "--top-p",
+        "top_p",
+        float,
+        "P",
+        "draw from the likeliest tokens up to this probability (default 1: all)",
+    ),
+    ("--min-p", "min_p", float, "P", "drop tokens below this share of the likeliest one (default 0: none)"),
+    ("--repeat-penalty", "repeat_penalty", float, "X", "divide the logits of tokens seen by X (default 1)"),
+    (
+        "--presence-penalty",
+        "presence_penalty",
+        float,
+        "X",
+        "take X from the logits of tokens seen (default 0)",
+    ),
+    ("--frequency-penalty", "frequency_penalty", float, "X", "the same, for each time seen (default 0)"),
+    (
+        "--repeat-last-n",
+        "penalty_last_n",
+        int,
+        "N",
+        "tokens the penalties look back at (default 64; -1: all)",
+    ),
+    ("--seed", "seed", int, "N", "the same seed gives the same text (default -1: a fresh one)"),
+)
 
 
 def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -22,7 +56,7 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> argparse
         help="continue a text",
         description="Continue a text: what the target alone would write, sooner. The text streams to "
         "stdout, one line of statistics goes to stderr. Without -m, the small demo pair inside the package "
-        "writes Python.",
+        "writes Python. Without --temp decoding is greedy: always the likeliest token.",
     )
     given = parser.add_argument_group("prompt (one of these, or stdin)")
     given.add_argument("prompt", nargs="?", metavar="PROMPT", help="text to continue")
@@ -58,6 +92,20 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> argparse
         help="layers on the GPU (default: all, where there is one)",
     )
 
+    sampling = parser.add_argument_group(
+        "sampling (the target's distribution, exactly; names as in llama.cpp)"
+    )
+    for flag, name, kind, metavar, text in _SAMPLING:
+        sampling.add_argument(flag, dest=name, type=kind, metavar=metavar, help=text)
+    sampling.add_argument(
+        "--logit-bias",
+        action="append",
+        type=_bias,
+        metavar="ID+N|ID-N",
+        help="add to a token's logit, as 15043+1 or 15043-1; 15043-inf forbids it; may be repeated",
+    )
+    sampling.add_argument("--grammar-file", metavar="FILE", help="GBNF that the text must follow")
+
     output = parser.add_argument_group("output")
     output.add_argument(
         "-n",
@@ -75,7 +123,19 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> argparse
         metavar="N|auto",
         help="tokens drafted a round, anchor not counted (default auto: as many as the head was made for)",
     )
+    output.add_argument(
+        "--min-draft-probability",
+        type=float,
+        metavar="P",
+        help="end a draft before its probability falls below P (default 0: never)",
+    )
     output.add_argument("--no-speculate", action="store_true", help="decode without the head")
+    output.add_argument(
+        "--logprobs",
+        type=int,
+        metavar="N",
+        help="log-probabilities of each token and the N likeliest, with --json",
+    )
     output.add_argument("--stats", action="store_true", help="all statistics on stderr")
     output.add_argument("--json", action="store_true", help="text, tokens and statistics as JSON")
     return parser
@@ -94,31 +154,59 @@ def run(args: argparse.Namespace) -> int:
     ) as engine:
         stream = engine.stream(
             prompt,
-            max_tokens=None if args.predict == -1 else args.predict,
-            max_draft_tokens=args.max_draft_tokens,
-            stop=args.stop,
-            speculate=not args.no_speculate,
+            **_settings(args),
         )
-        text, tokens, reason, stats = "", [], None, None
-        try:
-            for piece in stream:
-                text += piece.text
-                tokens += piece.tokens
-                reason, stats = piece.finish_reason, piece.stats
-                if not args.json:
-                    sys.stdout.write(piece.text)
-                    sys.stdout.flush()
-        finally:  # after Ctrl-C too, so that the shell's prompt gets its own line
-            if not args.json and text and not text.endswith("\n") and sys.stdout.isatty():
-                print(flush=True)
-    assert stats is not None  # the last piece has them
+        result = _print_or_collect(stream, quiet=args.json)
     if args.json:
-        record = {"text": text, "tokens": tokens, "finish_reason": reason, "stats": stats.as_dict()}
+        record = {
+            "text": result.text,
+            "tokens": result.tokens,
+            "finish_reason": result.finish_reason,
+            "seed": result.seed,
+            "stats": result.stats.as_dict(),
+        }
+        if result.logprobs is not None:
+            record["logprobs"] = [entry._asdict() for entry in result.logprobs]
         print(json.dumps(record, ensure_ascii=False), flush=True)
-    print(_summary(stats), file=sys.stderr)
+    print(_summary(result.stats), file=sys.stderr)
     if args.stats:
-        print(_table(stats), file=sys.stderr)
+        print(_table(result), file=sys.stderr)
     return 0
+
+
+def _settings(args: argparse.Namespace) -> Settings:
+    """What was given, by the names `Engine.generate` knows; the rest is left to its defaults."""
+    settings: dict[str, Any] = {
+        "max_tokens": None if args.predict == -1 else args.predict,
+        "max_draft_tokens": args.max_draft_tokens,
+        "stop": args.stop,
+        "speculate": not args.no_speculate,
+        "logit_bias": dict(args.logit_bias) if args.logit_bias else None,
+        "grammar": None if args.grammar_file is None else _text(args.grammar_file),
+        "seed": None if args.seed == -1 else args.seed,
+        "logprobs": args.logprobs,
+    }
+    names = ["min_draft_probability", *(name for _, name, *_ in _SAMPLING if name != "seed")]
+    settings |= {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    return cast(Settings, settings)
+
+
+def _print_or_collect(stream: Generator[Piece, None, Result], quiet: bool) -> Result:
+    """The stream's result, its text written to stdout as it comes unless `quiet`."""
+    ended = True  # the text, with a newline
+    try:
+        while True:
+            piece = next(stream)
+            if not quiet:
+                sys.stdout.write(piece.text)
+                sys.stdout.flush()
+                ended = piece.text.endswith("\n") if piece.text else ended
+    except StopIteration as end:
+        result: Result = end.value
+        return result
+    finally:  # after Ctrl-C too, so that the shell's prompt gets its own line
+        if not ended and sys.stdout.isatty():
+            print(flush=True)
 
 
 def _prompt(args: argparse.Namespace) -> str:
@@ -129,10 +217,15 @@ def _prompt(args: argparse.Namespace) -> str:
         return str(given[0])
     if args.file is None and sys.stdin.isatty():
         raise ValueError("no prompt: give it as an argument, with -f FILE, or on stdin")
-    source = "stdin" if args.file in (None, "-") else args.file
+    return _text("-" if args.file is None else args.file).removesuffix("\n")
+
+
+def _text(file: str) -> str:
+    """A file's text, or that of stdin for -."""
+    source = "stdin" if file == "-" else file
     data = sys.stdin.buffer.read() if source == "stdin" else Path(source).read_bytes()
     try:
-        return data.decode("utf-8").removesuffix("\n")
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{source} isn't UTF-8 text (byte {error.start}): convert it first") from None
 
@@ -146,11 +239,13 @@ def _summary(stats: Stats) -> str:
     return f"{tokens}, {stats.rounds} round{'s' if stats.rounds != 1 else ''}, {acceptance}, {speed}"
 
 
-def _table(stats: Stats) -> str:
+def _table(result: Result) -> str:
+    stats = result.stats
     positions = " ".join(f"{share:.2f}" for share in stats.acceptance_by_position)
     rows = {
         "drafting": stats.drafting,
-        "width": f"{stats.max_draft_tokens} drafted tokens a round",
+        "width": f"{stats.max_draft_tokens} drafted tokens a round at most; {_widths(stats)}",
+        "seed": result.seed,
         "prompt": f"{stats.prompt_tokens} tokens, {stats.reused_tokens} of them reused",
         "accepted": f"{stats.accepted} of {stats.drafted} drafted tokens, {stats.draft_acceptance_rate:.1%}",
         "by position": positions or "-",
@@ -159,6 +254,18 @@ def _table(stats: Stats) -> str:
         "verify": f"{stats.verify_seconds:.3f} s",
     }
     return "\n".join(f"  {name:12} {value}" for name, value in rows.items())
+
+
+def _widths(stats: Stats) -> str:
+    used = [f"{count} of {width}" for width, count in enumerate(stats.rounds_by_width) if count]
+    return "rounds: " + ", ".join(used) if used else "no rounds"
+
+
+def _bias(text: str) -> tuple[int, float]:
+    match = re.fullmatch(r"(\d+)([+-](?:inf|[\d.]+))", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no token id with a signed number, such as 15043-1.5")
+    return int(match[1]), float(match[2])
 
 
 def _width(text: str) -> int | Literal["auto"]:

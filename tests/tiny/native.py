@@ -117,7 +117,7 @@ class Native:
     def begin(self, prompt: list[int], drafting: bool = True) -> int:
         """Sets the prompt; returns how many of its tokens the caches already held."""
         reused = ffi.new("int32_t *")
-        _check(lib.pd2_sequence_begin(self._sequence, prompt, len(prompt), drafting, reused))
+        _check(lib.pd2_sequence_begin(self._sequence, prompt, len(prompt), drafting, ffi.NULL, reused))
         return int(reused[0])
 
     def prefill(self, prompt: list[int], drafting: bool = True, chunk: int = 0) -> int:
@@ -129,11 +129,13 @@ class Native:
         return self.tokens[-1]
 
     def draft(self, width: int) -> Draft:
-        out = ffi.new("pd2_draft *")
-        _check(lib.pd2_sequence_draft(self._sequence, width, out))
-        n, k = out.n, out.k
+        params, out = ffi.new("pd2_draft_params *"), ffi.new("pd2_draft *")
+        lib.pd2_draft_default_params(params)
+        params.width = width
+        _check(lib.pd2_sequence_draft(self._sequence, params, out))
+        n, k = out.proposal.n, out.proposal.k
         return Draft(
-            tokens=_copy(out.tokens, (n,), np.int32).tolist(),
+            tokens=_copy(out.proposal.tokens, (n,), np.int32).tolist(),
             candidates=_copy(out.candidates, (n, k), np.int32),
             unary=_copy(out.unary, (n, k), np.float32),
             scores=_copy(out.scores, (n, k, k), np.float32),
@@ -142,7 +144,9 @@ class Native:
 
     def verify(self, draft: list[int], max_commit: int = -1) -> Verdict:
         out = ffi.new("pd2_verdict *")
-        _check(lib.pd2_sequence_verify(self._sequence, draft, len(draft), max_commit, out))
+        tokens = ffi.new("int32_t[]", draft)
+        proposal = ffi.new("pd2_proposal *", {"n": len(draft), "tokens": tokens})
+        _check(lib.pd2_sequence_verify(self._sequence, proposal, max_commit, out))
         return Verdict(list(out.tokens[0 : out.n]), out.n_accepted, out.has_bonus, out.finished)
 
     @property
