@@ -8,6 +8,7 @@
 #include "error.h"
 #include "pydflash2.h"
 #include "speculation/pair.h"
+#include "speculation/row_check.h"
 #include "speculation/sequence.h"
 #include "target/cpu.h"
 #include "target/log.h"
@@ -22,8 +23,9 @@ struct pd2_engine {
 };
 
 struct pd2_sequence {
-    pd2_engine *  engine;
-    pd2::Sequence sequence;
+    pd2_engine *                   engine;
+    pd2::Sequence                  sequence;
+    std::unique_ptr<pd2::RowCheck> check;
 };
 
 namespace {
@@ -87,6 +89,8 @@ void load(const pd2_engine_params & params, pd2_engine & engine) {
                                        GGML_TYPE_Q5_0, GGML_TYPE_Q4_1, GGML_TYPE_Q4_0, GGML_TYPE_IQ4_NL});
     options.use_mmap     = params.use_mmap;
     options.taps_mode    = params.taps;
+
+    options.batch_invariant = params.batch_invariant;
     const ggml_type drafter_type =
         cache_type(params.drafter_kv_type, "drafter_kv_type", {GGML_TYPE_F16, GGML_TYPE_F32, GGML_TYPE_BF16});
 
@@ -291,7 +295,7 @@ pd2_status pd2_sequence_create(pd2_engine * engine, pd2_sequence ** sequence) {
         if (engine->in_use) {
             pd2::fail(PD2_ERROR_ARGUMENT, "this engine already has a sequence; one at a time is supported");
         }
-        *sequence      = new pd2_sequence{engine, {*engine->target, engine->drafter.get()}};
+        *sequence      = new pd2_sequence{engine, {*engine->target, engine->drafter.get()}, nullptr};
         engine->in_use = true;
     });
 }
@@ -318,7 +322,10 @@ pd2_status pd2_sampling_check(const pd2_engine * engine, const pd2_sampling * sa
 
 pd2_status pd2_sequence_begin(pd2_sequence * sequence, const int32_t * tokens, int32_t n_tokens, bool drafting,
                               const pd2_sampling * sampling, int32_t * n_reused) {
-    return guarded([&] { *n_reused = sequence->sequence.begin(tokens, n_tokens, drafting, settings_of(sampling)); });
+    return guarded([&] {
+        sequence->check.reset();
+        *n_reused = sequence->sequence.begin(tokens, n_tokens, drafting, settings_of(sampling));
+    });
 }
 
 pd2_status pd2_sequence_prefill(pd2_sequence * sequence, int32_t max_tokens, int32_t * n_left) {
@@ -405,6 +412,34 @@ pd2_status pd2_sequence_features(const pd2_sequence * sequence, const float ** f
         const pd2::Target & target = *sequence->engine->target;
         *n_rows                    = target.n_features();
         *features                  = *n_rows > 0 ? target.features() : nullptr;
+    });
+}
+
+pd2_status pd2_sequence_forget(pd2_sequence * sequence) {
+    return guarded([&] {
+        sequence->check.reset();
+        sequence->sequence.forget();
+    });
+}
+
+pd2_status pd2_sequence_check_begin(pd2_sequence * sequence, int32_t max_rows, int32_t depth, int32_t probe) {
+    return guarded([&] {
+        sequence->check.reset();
+        sequence->sequence.forget();
+        sequence->check = std::make_unique<pd2::RowCheck>(*sequence->engine->target, max_rows, depth, probe);
+    });
+}
+
+pd2_status pd2_sequence_check_step(pd2_sequence * sequence, float * differences, bool * more) {
+    return guarded([&] {
+        if (!sequence->check) {
+            pd2::fail(PD2_ERROR_ARGUMENT, "no check is going on; begin one first");
+        }
+        *more = sequence->check->step();
+        std::copy(sequence->check->differences().begin(), sequence->check->differences().end(), differences);
+        if (!*more) {
+            sequence->check.reset();
+        }
     });
 }
 

@@ -109,6 +109,7 @@ typedef struct {
     const char * drafter_kv_type; /* the drafter's cache: "f16" (NULL), "f32", "bf16" */
     pd2_taps     taps;
     bool         use_mmap;
+    bool batch_invariant; /* kernels that treat a row alike however many it is decoded with, where there are any */
 } pd2_engine_params;
 
 void       pd2_engine_default_params(pd2_engine_params * params);
@@ -286,6 +287,21 @@ const char * pd2_sequence_draft_obstacle(const pd2_sequence * sequence);
  * after a prefill chunk), features [n_rows, n_taps * n_embd]. */
 pd2_status pd2_sequence_logits(const pd2_sequence * sequence, const float ** logits, int32_t * n_rows);
 pd2_status pd2_sequence_features(const pd2_sequence * sequence, const float ** features, int32_t * n_rows);
+
+/* ---- Row check: whether a row's logits depend on how many rows are decoded with it ---------------------------------- */
+
+/* Empties the sequence: its text and its caches. */
+pd2_status pd2_sequence_forget(pd2_sequence * sequence);
+
+/* Empties the sequence and begins a check with pseudo-random tokens, which `probe` chooses: after `depth` of them
+ * max_rows more are decoded row by row, then 2 .. max_rows at once, and their logits compared bit by bit. */
+pd2_status pd2_sequence_check_begin(pd2_sequence * sequence, int32_t max_rows, int32_t depth, int32_t probe);
+
+/* Decodes once for the check. When `more` becomes false it is over, and the sequence is empty; it is broken off by any
+ * pd2_sequence_begin. differences, [max_rows]: the largest |difference| of a logit at 1 .. max_rows rows so far; 0
+ * exactly when all bits are equal, infinite where one is not a number. At 1 row the text before has been decoded in
+ * smaller pieces. */
+pd2_status pd2_sequence_check_step(pd2_sequence * sequence, float * differences, bool * more);
 
 /* ---- Quantisation, for the converter ----------------------------------------------------------------------------- */
 

@@ -169,6 +169,7 @@ class NativeEngine:
         drafter_kv_type: str,
         taps: int,
         use_mmap: bool,
+        batch_invariant: bool = False,
     ) -> None:
         # The struct holds bare pointers: these objects keep what they point to alive until the load is over.
         target_path = ffi.new("char[]", os.fsencode(target))
@@ -185,6 +186,7 @@ class NativeEngine:
         params.n_threads, params.n_gpu_layers = n_threads, n_gpu_layers
         params.kv_type, params.drafter_kv_type = kv, drafter_kv
         params.taps, params.use_mmap = taps, use_mmap
+        params.batch_invariant = batch_invariant
 
         engine, sequence = ffi.new("pd2_engine **"), ffi.new("pd2_sequence **")
         check(lib.pd2_engine_load(params, engine))
@@ -357,3 +359,22 @@ class NativeEngine:
         with self._entered():
             reason = lib.pd2_sequence_draft_obstacle(self._sequence)
             return string(reason) if reason != ffi.NULL else None
+
+    # ---- the row check ----
+
+    def forget(self) -> None:
+        """Empties the sequence, so that the next prompt is computed from its first token on."""
+        with self._entered():
+            check(lib.pd2_sequence_forget(self._sequence))
+
+    def check_rows(self, max_rows: int, depth: int, probe: int) -> list[float]:
+        """The largest difference of a logit at 1 .. max_rows rows, see pd2_sequence_check_step: [max_rows].
+        A decode a call. Empties the sequence.
+        """
+        differences, more = ffi.new("float[]", max_rows), ffi.new("bool *", True)
+        with self._entered():
+            check(lib.pd2_sequence_check_begin(self._sequence, max_rows, depth, probe))
+        while more[0]:
+            with self._entered():
+                check(lib.pd2_sequence_check_step(self._sequence, differences, more))
+        return list(differences)

@@ -55,6 +55,9 @@ class Sequence {
 
     const std::vector<int32_t> & tokens() const { return tokens_; }
 
+    // Back to a sequence without text.
+    void forget();
+
     // Why draft() would refuse now, or nullptr.
     const char * draft_obstacle() const;
 
@@ -63,7 +66,6 @@ class Sequence {
     int32_t commit(int32_t row, const Proposal * proposal);
     bool    rewind(int32_t position);
     void    restore(int32_t position);
-    void    forget();
 
     Target &             target_;
     Drafter *            drafter_;

@@ -7,6 +7,7 @@
 
 #include "cpu.h"
 #include "error.h"
+#include "invariant.h"
 #include "llama-context.h"
 #include "llama-cpp.h"
 #include "llama-ext.h"
@@ -149,6 +150,8 @@ class LlamaTarget : public Target {
     int32_t             max_outputs_  = 0;
     bool                has_states_   = false;  // memory that cannot drop tokens but by snapshots
 
+    std::unique_ptr<InvariantThreads> invariant_threads_;  // before the context, which computes with them
+
     Taps                   taps_;  // before the context, which holds a pointer to it
     llama_context_ptr      context_;
     std::unique_ptr<Batch> batch_;
@@ -170,6 +173,7 @@ LlamaTarget::LlamaTarget(const TargetParams & params, const std::string & archit
     llama_model_params model_params = llama_model_default_params();
     model_params.n_gpu_layers       = params.n_gpu_layers;
     model_params.load_mode          = params.use_mmap ? LLAMA_LOAD_MODE_MMAP : LLAMA_LOAD_MODE_NONE;
+    model_params.use_extra_bufts    = !params.batch_invariant;  // repacked weights have kernels of their own for 4 rows
     if (params.n_gpu_layers == 0) {
         model_params.devices = no_devices;  // else llama.cpp still sends large batches to a GPU
     }
@@ -222,7 +226,7 @@ void LlamaTarget::check_memory() const {
     double                bytes   = 0;
     for (uint32_t layer = 0; layer < hparams.n_layer(); ++layer) {
         if (hparams.has_kv(layer) && !hparams.is_recr(layer)) {
-            const int64_t cells = hparams.is_swa(layer) && hparams.n_swa > 0
+            const int64_t cells = hparams.is_swa(layer) && hparams.n_swa > 0 && !params_.batch_invariant
                                       ? std::min<int64_t>(context_size_, hparams.n_swa + batch_size_)
                                       : context_size_;
             bytes += static_cast<double>(cells) * (ggml_row_size(type, hparams.n_embd_k_gqa(layer)) +
@@ -254,7 +258,8 @@ void LlamaTarget::create_context(int32_t max_rollback, bool with_callback) {
     if (params_.kv_type == GGML_TYPE_F32) {
         params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;  // it would round the F32 cache to F16
     }
-    params.swa_full = false;
+    // Windowed layers put a token where another has left: sums would go in another order after drafts were taken back.
+    params.swa_full = params_.batch_invariant;
     if (with_callback) {
         params.cb_eval           = Taps::on_node;
         params.cb_eval_user_data = &taps_;
@@ -272,6 +277,12 @@ void LlamaTarget::create_context(int32_t max_rollback, bool with_callback) {
              context_size_, ggml_type_name(params_.kv_type), reason.c_str());
     }
     treat_rows_alike();
+    if (params_.batch_invariant) {
+        if (!invariant_threads_) {
+            invariant_threads_ = std::make_unique<InvariantThreads>(n_threads_);
+        }
+        llama_attach_threadpool(context_.get(), invariant_threads_->get(), nullptr);
+    }
     if (memory() == nullptr) {
         fail(PD2_ERROR_MODEL_FILE, "the target '%s' (architecture %s) has no cache, so it cannot generate text",
              params_.path.c_str(), architecture_.c_str());

@@ -21,6 +21,8 @@ struct TargetParams {
     ggml_type   kv_type      = GGML_TYPE_F16;
     bool        use_mmap     = true;
     pd2_taps    taps_mode    = PD2_TAPS_AUTO;
+
+    bool batch_invariant = false;  // a row's bits do not depend on how many are decoded with it, as far as possible
 };
 
 // Tensors of the target that a head may borrow. They live as long as the target.
