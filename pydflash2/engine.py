@@ -17,6 +17,7 @@ import numpy as np
 
 from pydflash2 import arguments, model_files
 from pydflash2.errors import ContextOverflowError, EngineBusyError
+from pydflash2.exactness import Exactness, RowCheck
 from pydflash2.native import TAPS, NativeEngine
 from pydflash2.results import Draft, Piece, Result, Stats, TokenLogprob, Verdict
 from pydflash2.settings import (
@@ -53,6 +54,7 @@ def load(
     drafter_kv_type: str = "f16",
     taps: Literal["auto", "wired", "callback"] = "auto",
     use_mmap: bool = True,
+    exact: bool = False,
 ) -> Engine:
     """Loads a target and its head from GGUF files.
 
@@ -67,6 +69,11 @@ def load(
     kv_type, drafter_kv_type: types of the two caches, "f16", "f32", "bf16"; the target's also "q8_0", ...
     taps: how the target's features are read. "auto" is right unless you compare the two ways.
     use_mmap: map the target's file rather than read it.
+    exact: speculate only where that can't change a bit of the target's logits, so that a text is, byte for
+        byte, the one that plain decoding on this engine gives. Takes kernels that treat a row alike however
+        many are decoded with it, where the back end has them, and checks them: a few seconds, once for a
+        target, its devices and this build. Where no width passes, decoding is plain, and stats.drafting says
+        why.
 
     Raises ModelFileError (HeadFormatError, HeadMismatchError), BackendUnavailableError, OutOfMemoryError,
     NativeError; ValueError and TypeError for bad arguments.
@@ -86,6 +93,7 @@ def load(
         drafter_kv_type=drafter_kv_type,
         taps=TAPS[taps],
         use_mmap=use_mmap,
+        batch_invariant=exact,
     )
     if batch_size is not None and native.head is not None and batch_size < native.head.block_size:
         native.close()
@@ -93,7 +101,21 @@ def load(
             f"batch_size is {batch_size}, but a block of this head has {native.head.block_size} rows: "
             "give as many at least"
         )
-    return Engine(native, target_file, head_file, no_head)
+    options = {
+        "batch_size": None if batch_size is None else int(batch_size),
+        "n_gpu_layers": int(n_gpu_layers),
+        "kv_type": kv_type,
+        "taps": taps,
+        "exact": exact,
+    }
+    engine = Engine(native, target_file, head_file, no_head, options)
+    if exact:
+        try:
+            engine.check_rows()
+        except BaseException:  # Ctrl-C too: it takes a while
+            engine.close()
+            raise
+    return engine
 
 
 def _files(target: PathLike | None, head: PathLike | None) -> tuple[Path, Path | None, str]:
@@ -124,7 +146,9 @@ class Engine:
     raises EngineBusyError. After `close` every call raises EngineClosedError.
     """
 
-    def __init__(self, native: NativeEngine, target: Path, head: Path | None, no_head: str) -> None:
+    def __init__(
+        self, native: NativeEngine, target: Path, head: Path | None, no_head: str, options: dict[str, Any]
+    ) -> None:
         self._native = native
         self._target, self._head = target, head
         self._no_head = no_head  # why, for stats.drafting
@@ -141,6 +165,7 @@ class Engine:
             if 0 <= limit < self._full_width:
                 self._full_width = limit
                 self._limit_reason = f"this target's state can take back {limit} tokens a round"
+        self._exactness = Exactness(native, target, self._full_width, options)
 
     def __repr__(self) -> str:
         head = None if self._head is None else self._head.name
@@ -197,6 +222,15 @@ class Engine:
     def detokenize(self, tokens: Iterable[SupportsIndex]) -> str:
         """Text of tokens. Special tokens have none."""
         return b"".join(map(self._token_bytes, self._checked(tokens))).decode("utf-8", "replace")
+
+    def check_rows(self) -> RowCheck | None:
+        """By how much logits move when drafts of 1, 2, ... tokens are verified; None without a head.
+
+        Measured once for a target, its devices and this build, then read from the user's cache folder.
+        Ends the text that is there: the next prompt is computed from its beginning.
+        """
+        with self._exclusively():
+            return self._exactness.measure()
 
     # ---- the whole loop ----
 
@@ -268,6 +302,9 @@ class Engine:
         pieces: list[Piece] = []
         width, count = plan.width, 0
         with self._exclusively():
+            if width > 0:
+                self._exactness.measure()
+                width, stats.drafting = self._exactness.limit(width, stats.drafting)
             start = perf_counter()
             stats.reused_tokens, anchor = self._prefill(plan.prompt, width > 0, plan.sampling)
             self._seed, self._draft_temperature = plan.request.seed, plan.request.draft_temperature
@@ -291,6 +328,7 @@ class Engine:
                 committed, ended = self._round(min(width, plan.max_tokens - count - 1), plan.request, stats)
 
         reason = "stop" if ended or text.stopped else "length"
+        stats.logit_difference = self._exactness.difference(stats.rounds_by_width)
         stats.generated_tokens = count
         pieces[-1] = replace(piece, text=shown + text.finish(), finish_reason=reason, stats=stats)
         yield pieces[-1]
@@ -321,9 +359,11 @@ class Engine:
         text ended with them.
         """
         start = perf_counter()
+        width = self._exactness.allowed(width)
         if width > 0:
             draft = self._native.draft(width, request.draft_temperature, request.min_draft_probability)
             proposal = draft.proposal
+            proposal.n = self._exactness.allowed(proposal.n)
         else:
             proposal = self._native.proposal([], None, None)
         drafted = perf_counter()
@@ -393,14 +433,17 @@ class Engine:
     def verify(self, draft: Draft | Iterable[SupportsIndex]) -> Verdict:
         """Lets the target judge a draft (or any token ids; [] for a plain step), commits the part it accepts
         and its own next token. The only call that moves the text forward. Raises ContextOverflowError
-        where the context has no room for the draft; nothing is changed then.
+        where the context has no room for the draft; nothing is changed then. With exact=True the target judges
+        only as much from the start of the draft as leaves its logits alone.
         """
         tokens = self._checked(draft.tokens if isinstance(draft, Draft) else draft)
         candidates = q = None
         if isinstance(draft, Draft) and draft.proposal is not None:
             candidates, q = arguments.drawn_from(len(tokens), draft.candidates, draft.proposal)
         with self._exclusively():
-            committed, verdict = self._native.verify(self._native.proposal(tokens, candidates, q))
+            proposal = self._native.proposal(tokens, candidates, q)
+            proposal.n = self._exactness.allowed(proposal.n)
+            committed, verdict = self._native.verify(proposal)
         bonus = committed[-1] if verdict.has_bonus else None
         return Verdict(committed, int(verdict.n_accepted), bonus, bool(verdict.finished))
 
@@ -411,6 +454,8 @@ class Engine:
 
     def _prefill(self, prompt: list[int], drafting: bool, sampling: Any) -> tuple[int, int]:
         """Returns how many tokens of the prompt were reused, and the anchor."""
+        if not self._exactness.keeps_prefixes:
+            self._native.forget()
         reused = self._native.begin(prompt, drafting, sampling)
         while self._native.prefill() > 0:
             pass  # a chunk a call, so that a signal is seen between two

@@ -129,6 +129,11 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> argparse
         metavar="P",
         help="end a draft before its probability falls below P (default 0: never)",
     )
+    output.add_argument(
+        "--exact",
+        action="store_true",
+        help="byte for byte what plain decoding gives: draft only where logits stay the same (checked once)",
+    )
     output.add_argument("--no-speculate", action="store_true", help="decode without the head")
     output.add_argument(
         "--logprobs",
@@ -151,6 +156,7 @@ def run(args: argparse.Namespace) -> int:
         context_size=args.ctx_size,
         n_threads=args.threads,
         n_gpu_layers=args.n_gpu_layers,
+        exact=args.exact,
     ) as engine:
         stream = engine.stream(
             prompt,
@@ -249,6 +255,7 @@ def _table(result: Result) -> str:
         "prompt": f"{stats.prompt_tokens} tokens, {stats.reused_tokens} of them reused",
         "accepted": f"{stats.accepted} of {stats.drafted} drafted tokens, {stats.draft_acceptance_rate:.1%}",
         "by position": positions or "-",
+        "same logits": _difference(stats.logit_difference),
         "prefill": f"{stats.prefill_seconds:.3f} s",
         "draft": f"{stats.draft_seconds:.3f} s",
         "verify": f"{stats.verify_seconds:.3f} s",
@@ -266,6 +273,16 @@ def _bias(text: str) -> tuple[int, float]:
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no token id with a signed number, such as 15043-1.5")
     return int(match[1]), float(match[2])
+
+
+def _difference(difference: float | None) -> str:
+    if difference is None:
+        return "plain decoding"
+    return (
+        "bit-identical to plain decoding's"
+        if difference == 0.0
+        else f"within {difference:.2g} of plain decoding's"
+    )
 
 
 def _width(text: str) -> int | Literal["auto"]:
