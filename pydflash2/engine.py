@@ -433,7 +433,7 @@ class Engine:
     def verify(self, draft: Draft | Iterable[SupportsIndex]) -> Verdict:
         """Lets the target judge a draft (or any token ids; [] for a plain step), commits the part it accepts
         and its own next token. The only call that moves the text forward. Raises ContextOverflowError
-        where the context has no room for the draft; nothing is changed then. With exact=True the target judges
+        where the context has no room for the draft; nothing is changed then. With exact=True it judges
         only as much from the start of the draft as leaves its logits alone.
         """
         tokens = self._checked(draft.tokens if isinstance(draft, Draft) else draft)

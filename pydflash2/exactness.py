@@ -23,8 +23,8 @@ from pydflash2 import native
 log = logging.getLogger("pydflash2")
 
 # (tokens before, probe): kernels also switch by the length of the cache, which grows in steps of 256.
-SHALLOW = ((24, 1),)
-DEEP = (*SHALLOW, (24, 2), (255, 3), (600, 4))
+SHALLOW = ((24, 1), (24, 2))
+DEEP = (*SHALLOW, (255, 3), (600, 4))
 
 _FORMAT = 1  # of the kept files; a change of the probes is one too
 _PIECE = 1 << 16
@@ -100,13 +100,15 @@ class Exactness:
         return max(used, default=None)
 
     def _run(self) -> RowCheck:
-        rows = self._full_width + 1
-        room = int(self._engine.target.context_size) - rows
-        largest = [0.0] * rows
-        for depth, probe in DEEP if self.exact else SHALLOW:
-            if depth <= room or (depth, probe) == DEEP[0]:
-                found = self._engine.check_rows(rows, max(1, min(depth, room)), probe)
-                largest = [max(pair) for pair in zip(largest, found, strict=True)]
+        context_size = int(self._engine.target.context_size)
+        rows = min(self._full_width + 1, context_size - 1)
+        largest = [0.0] * rows + [math.inf] * (
+            self._full_width + 1 - rows
+        )  # what has no room is never drafted
+        for depth, probe in (DEEP if self.exact else SHALLOW) if rows > 1 else ():
+            if depth <= context_size - rows or (depth, probe) in SHALLOW:
+                found = self._engine.check_rows(rows, min(depth, context_size - rows), probe)
+                largest[:rows] = map(max, largest, found)
         check = RowCheck(dict(enumerate(largest[1:], start=1)), largest[0])
         write(self._key, check)
         return check

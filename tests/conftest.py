@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import settings
 
@@ -15,3 +17,11 @@ settings.load_profile("untimed")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyFiles:
     """Tiny models by name: `tiny.target("qwen3")`, `tiny.head("plain")`, `tiny.pair("plain")`, ..."""
     return TinyFiles(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Row checks are kept where no other run of the tests, and no user, finds them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,9 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> argparse
         "doctor",
         help="say whether a pair fits, or what this installation has",
         description="With TARGET and HEAD: say line by line whether the pair fits; exit status 1 where it "
-        "doesn't. Without: versions, the llama.cpp inside, back ends, devices, CPU features.",
+        "doesn't. Then load both, and say for each width whether drafting leaves the target's logits as "
+        "plain decoding has them, with default kernels and with --exact's. Without: versions, the llama.cpp "
+        "inside, back ends, devices, CPU features.",
     )
     parser.add_argument("target", nargs="?", metavar="TARGET", help="the target's GGUF")
     parser.add_argument(
@@ -30,15 +33,18 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> argparse
         metavar="HEAD",
         help="the head: a GGUF, or a checkpoint's folder (default: the one beside it)",
     )
+    parser.add_argument("--files-only", action="store_true", help="load nothing, look at the files alone")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    return _installation(args.json) if args.target is None else _pair(args.target, args.head, args.json)
+    if args.target is None:
+        return _installation(args.json)
+    return _pair(args.target, args.head, args.files_only, args.json)
 
 
-def _pair(target: str, head: str | None, as_json: bool) -> int:
+def _pair(target: str, head: str | None, files_only: bool, as_json: bool) -> int:
     from pydflash2.inspection import check_pair  # loads gguf, which generate doesn't need
 
     target_file = model_files.model_file(target, "target")
@@ -49,9 +55,13 @@ def _pair(target: str, head: str | None, as_json: bool) -> int:
         head_file = model_files.model_file(head_file, "head")
     lines = check_pair(target_file, head_file)
     fits = all(line.ok for line in lines)
+    rows = {}
+    if fits and not files_only and not head_file.is_dir():
+        rows = {"default": _rows(target_file, head_file, False), "exact": _rows(target_file, head_file, True)}
     if as_json:
         checks = [line._asdict() for line in lines]
         record = {"target": str(target_file), "head": str(head_file), "fits": fits, "checks": checks}
+        record["logit_differences"] = rows or None
         print(json.dumps(record, ensure_ascii=False))
     else:
         for line in lines:
@@ -59,7 +69,38 @@ def _pair(target: str, head: str | None, as_json: bool) -> int:
         print(
             "the pair fits" if fits else "the pair does not fit: use the head that was made for this target"
         )
+        _print_rows(rows)
     return 0 if fits else 1
+
+
+def _rows(target: Path, head: Path, exact: bool) -> list[dict[str, Any]]:
+    """What drafts of each width do to the target's logits; a difference of None: not finite."""
+    with pydflash2.load(target, head, exact=exact) as engine:
+        check = engine.check_rows()
+    differences = check.differences.items() if check is not None else ()
+    return [
+        {
+            "width": width,
+            "bit_identical": difference == 0.0,
+            "difference": difference if math.isfinite(difference) else None,
+        }
+        for width, difference in differences
+    ]
+
+
+def _print_rows(rows: dict[str, list[dict[str, Any]]]) -> None:
+    if not rows:
+        return
+    print("\nlogits of a drafted round, against plain decoding's:")
+    print(f"{'width':>5}  {'default kernels':20}  --exact's")
+    for default, exact in zip(rows["default"], rows["exact"], strict=True):
+        print(f"{default['width']:5}  {_difference(default):20}  {_difference(exact)}")
+
+
+def _difference(row: dict[str, Any]) -> str:
+    if row["bit_identical"]:
+        return "bit-identical"
+    return "not finite" if row["difference"] is None else f"differ by {row['difference']:.2g}"
 
 
 def _installation(as_json: bool) -> int:
