@@ -59,8 +59,8 @@ class Stats:
     rounds_by_width: list[int] = field(
         default_factory=list
     )  # [width + 1] rounds that drafted 0, 1, ... tokens
-    # By how much verifying several tokens at once moved a logit when this target, device and build were checked,
-    # at the widths that were used; 0.0: not by a bit. None: plain decoding.
+    # By how much verifying several tokens at once moved a logit when target, device and build were checked, at
+    # the widths that were used; 0.0: not by a bit. None: plain decoding.
     logit_difference: float | None = None
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0
