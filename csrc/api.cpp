@@ -11,6 +11,7 @@
 #include "speculation/row_check.h"
 #include "speculation/sequence.h"
 #include "target/cpu.h"
+#include "target/json_schema.h"
 #include "target/log.h"
 #include "target/quantize.h"
 #include "target/target.h"
@@ -287,6 +288,24 @@ bool pd2_token_is_end(const pd2_engine * engine, int32_t token) {
 
 const char * pd2_chat_template(const pd2_engine * engine) {
     return engine->target->chat_template();
+}
+
+int32_t pd2_json_schema_to_grammar(const char * schema_json, char * grammar, int32_t capacity) {
+    int32_t          n      = 0;
+    const pd2_status status = guarded([&] {
+        const std::string result = pd2::json_schema_to_gbnf(schema_json);
+        n                        = static_cast<int32_t>(result.size());
+        if (n <= capacity) {
+            std::copy(result.begin(), result.end(), grammar);
+        } else {
+            n = -n;
+        }
+    });
+    return status == PD2_OK ? n : INT32_MIN;
+}
+
+pd2_status pd2_check_grammar(const pd2_engine * engine, const char * grammar) {
+    return guarded([&] { engine->target->check_grammar(grammar); });
 }
 
 pd2_status pd2_sequence_create(pd2_engine * engine, pd2_sequence ** sequence) {

@@ -176,6 +176,16 @@ int32_t pd2_token_bytes(const pd2_engine * engine, int32_t token, bool special, 
 bool         pd2_token_is_end(const pd2_engine * engine, int32_t token); /* any end-of-generation token */
 const char * pd2_chat_template(const pd2_engine * engine);               /* NULL when the target has none */
 
+/* ---- Structured output ------------------------------------------------------------------------------------------ */
+
+/* The grammar that matches JSON documents of a schema, both texts in UTF-8. Returns the number of bytes, without an end;
+ * when `capacity` is too small, minus the number needed and nothing is written; INT32_MIN after a failure. */
+int32_t pd2_json_schema_to_grammar(const char * schema_json, char * grammar, int32_t capacity);
+
+/* PD2_ERROR_ARGUMENT, with what is wrong and where, for a GBNF text that the grammar sampler would not take or would
+ * need too long for. Its start is the rule `root`; tokens in it, <[id]> or <name>, are the engine's target's. */
+pd2_status pd2_check_grammar(const pd2_engine * engine, const char * grammar);
+
 /* ---- Sequence: one text with its caches ------------------------------------------------------------------------ */
 
 pd2_status pd2_sequence_create(pd2_engine * engine, pd2_sequence ** sequence); /* one a engine, for now */

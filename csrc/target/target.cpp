@@ -7,6 +7,7 @@
 
 #include "cpu.h"
 #include "error.h"
+#include "grammar.h"
 #include "invariant.h"
 #include "llama-context.h"
 #include "llama-cpp.h"
@@ -112,6 +113,7 @@ class LlamaTarget : public Target {
     std::string          token_bytes(int32_t token, bool special) const override;
     bool                 is_end(int32_t token) const override { return llama_vocab_is_eog(vocab_, token); }
     const char *         chat_template() const override { return llama_model_chat_template(model_.get(), nullptr); }
+    void                 check_grammar(const std::string & gbnf) const override { pd2::check_grammar(gbnf, vocab_); }
 
     std::unique_ptr<Sampler> sampler(const SamplingParams & params) const override {
         return make_sampler(vocab_, params, context_size_);

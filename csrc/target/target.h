@@ -56,6 +56,7 @@ class Target {
     virtual std::string          token_bytes(int32_t token, bool special) const                                 = 0;
     virtual bool                 is_end(int32_t token) const                                                    = 0;
     virtual const char *         chat_template() const                                                          = 0;
+    virtual void                 check_grammar(const std::string & gbnf) const                                  = 0;
 
     // Throws PD2_ERROR_ARGUMENT for parameters out of range.
     virtual std::unique_ptr<Sampler> sampler(const SamplingParams & params) const = 0;
