@@ -1,4 +1,4 @@
-"""`grammar=` and `json_schema=` before a token is generated: what is taken, what is refused, in which words."""
+"""`grammar=` and `json_schema=` before a token is made: what is taken, what is refused, in which words."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import jsonschema
 import pytest
-from gbnf import Grammar
 
+from gbnf import Grammar
 from pydflash2.structured import grammar_of
 from tiny.files import TinyFiles
 from tiny.native import Native, ffi, lib
