@@ -42,6 +42,8 @@ def grammar_of(grammar: str | None, json_schema: JsonSchema | None) -> str | Non
 def _grammar_text(grammar: str) -> str:
     if not isinstance(grammar, str):
         raise TypeError(f"grammar is {type(grammar).__name__}: give its text in GBNF, llama.cpp's notation")
+    if not grammar.strip():
+        raise ValueError("grammar is empty: give GBNF with a rule named root, or leave it out")
     if "\0" in grammar:  # it would end the text on its way into the core
         line = grammar.count("\n", 0, grammar.index("\0")) + 1
         raise ValueError(f"grammar has a NUL character in line {line}: remove it")

@@ -416,6 +416,7 @@ def test_nothing_asked_for_and_both_asked_for() -> None:
     [
         (3, TypeError, "grammar is int"),
         (b"root", TypeError, "grammar is bytes"),
+        ("\n", ValueError, "grammar is empty"),
         ('root ::= "a"\nx ::= "\0"', ValueError, "NUL character in line 2"),
         ('root ::= "\ud800"', ValueError, "half a surrogate pair at character 10"),
     ],

@@ -17,7 +17,7 @@ constexpr uint64_t kMaxVisits = 1000000;  // of rules in llama.cpp's search for 
 constexpr uint64_t kMaxPaths  = 100000;   // ways to read one text
 constexpr size_t   kMaxStacks = 4000;     // places a text may be at
 constexpr int      kMaxSteps  = 64;       // characters that ambiguity is followed; longer tokens are rare
-constexpr int      kMaxWork   = 400000;   // stacks looked at when following it, a fraction of a second
+constexpr int      kMaxWork   = 200000;   // stacks looked at when following it, a fraction of a second
 constexpr int      kMaxWorkOf = 40000;    // from one rule's start
 constexpr uint32_t kLastChar  = 0x10FFFF;
 

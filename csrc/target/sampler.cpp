@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "error.h"
+#include "grammar.h"
 #include "llama-cpp.h"
 #include "llama_sampler.h"
 
@@ -119,6 +120,7 @@ class LlamaSampler : public Sampler {
                                                           params.presence_penalty));
         }
         if (!params.grammar.empty()) {
+            check_grammar(params.grammar, vocab);
             grammar_.reset(llama_sampler_init_grammar(vocab, params.grammar.c_str(), "root"));
             if (!grammar_) {
                 fail(PD2_ERROR_ARGUMENT, "the grammar cannot be read: write it in GBNF, with a rule named root");
