@@ -246,6 +246,8 @@ class Engine:
             typical_p, top_p, min_p: llama.cpp's samplers, applied in this order, the temperature last. At
             their defaults they do nothing. logit_bias: {token id: added to its logit}, -inf forbids a token.
             grammar: GBNF with a rule named root. top_k: 0 keeps all. penalty_last_n: -1 looks back at all.
+        json_schema: instead of grammar. The text is a JSON document of this schema, given as a dict, JSON
+            text, True (any document), or a class with model_json_schema(), such as a pydantic model.
         seed: the same seed and settings give the same text; None: a fresh one, returned with the result.
         stop: a string, or several. The text ends before the one that is completed first.
         logprobs: N: result.logprobs has the target's own log-probability of each token, and of the N

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, SupportsFloat, SupportsIndex, TypedDict, TypeVar, cast
 
 from pydflash2 import arguments
+from pydflash2.structured import JsonSchema, grammar_of
 
 Width = int | Literal["auto"]
 
@@ -26,6 +27,7 @@ class SamplingSettings(TypedDict, total=False):
     frequency_penalty: float  # the same, for each time they were seen
     penalty_last_n: int  # tokens the three penalties look back at, prompt included; 0: none, -1: all
     grammar: str | None  # GBNF, with a rule named root
+    json_schema: JsonSchema | None  # the text is a JSON document of it: a dict, JSON text, a pydantic model
     top_k: int  # the k likeliest; 0: all
     typical_p: float  # tokens of typical surprise, up to this probability; 1: all
     top_p: float  # the likeliest, up to this probability; 1: all
@@ -59,6 +61,7 @@ DEFAULTS: Settings = {
     "penalty_last_n": 64,
     "logit_bias": None,
     "grammar": None,
+    "json_schema": None,
     "seed": None,
     "stop": None,
     "logprobs": None,
@@ -101,7 +104,7 @@ class Sampling:
             top_k=arguments.integer("top_k", settings["top_k"], 0),
             penalty_last_n=arguments.integer("penalty_last_n", settings["penalty_last_n"], -1),
             logit_bias=_logit_bias(settings["logit_bias"]),
-            grammar=_grammar(settings["grammar"]),
+            grammar=grammar_of(settings["grammar"], settings["json_schema"]),
             **numbers,
         )
 
@@ -183,12 +186,6 @@ def width_of(width: Width) -> Width:
 def seed_of(seed: SupportsIndex | None) -> int:
     """The seed given, or a fresh one: 32 bits, short enough to be typed again."""
     return secrets.randbits(32) if seed is None else arguments.integer("seed", seed, 0, 2**64 - 1)
-
-
-def _grammar(grammar: str | None) -> str | None:
-    if grammar is not None and not isinstance(grammar, str):
-        raise TypeError(f"grammar is {type(grammar).__name__}: give GBNF text")
-    return grammar
 
 
 def _logit_bias(bias: Mapping[SupportsIndex, SupportsFloat] | None) -> dict[int, float]:

@@ -10,6 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+import pydflash2
 from gbnf import Grammar
 from pydflash2.structured import grammar_of
 from tiny.files import TinyFiles
@@ -549,4 +550,40 @@ def test_the_core_refuses_what_it_would_leave_out(capfd: pytest.CaptureFixture[s
     ):
         assert lib.pd2_json_schema_to_grammar(text, ffi.NULL, 0) == -(2**31)
         assert words in ffi.string(lib.pd2_last_error()).decode()
+    assert capfd.readouterr() == ("", "")
+
+
+# ---- generated -------------------------------------------------------------------------------------
+
+RECORD = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "pattern": r"^[a-z_]{1,12}$"},
+        "kind": {"enum": ["class", "def"]},
+        "lines": {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 99}, "maxItems": 3},
+    },
+    "required": ["name", "kind", "lines"],
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_generated_texts_are_documents_of_the_schema(
+    temperature: float, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pydflash2.load(n_threads=1) as engine:
+        n_accepted = 0
+        for seed in range(5):
+            result = engine.generate(
+                "record = ", json_schema=RECORD, temperature=temperature, seed=seed, max_tokens=200
+            )
+            assert result.finish_reason == "stop"
+            jsonschema.validate(json.loads(result.text), RECORD)
+            n_accepted += result.stats.accepted
+        assert n_accepted > 0
+        if temperature == 0:
+            plain = engine.generate("record = ", json_schema=RECORD, speculate=False, max_tokens=200)
+            assert plain.text == result.text
+        with pytest.raises(ValueError, match=r"rule 'root' \(line 1\) comes back to itself"):
+            engine.generate("a", grammar='root ::= root "a" | "b"')
+        assert engine.generate("a", grammar='root ::= "yes"').text == "yes"
     assert capfd.readouterr() == ("", "")
