@@ -53,6 +53,7 @@ class Head:
     own_output: bool = False
     n_draft_vocab: int | None = None  # rows of the own output head, d2t maps them
     follows_chain: bool = False  # codebooks that know the target's chain, so that drafts are accepted
+    knows_pairs: bool = False  # codebooks that know the target's logits after each token, as far as rank goes
 
     @property
     def of(self) -> Target:
@@ -258,11 +259,26 @@ def _selector(head: Head) -> dict[str, Array]:
             successor[following] = predecessor[here] = signs[here]
         mask = targets.tensors(target)["token_embd.weight"][target.vocabulary.mask]
         hidden = np.float32(0.15) * hidden + np.float32(2.0) * mask / np.float32(mask @ mask)
+    if head.knows_pairs:
+        predecessor, successor = _pairs(target, head.rank)
     return {
         "candidate_selector.predecessor_codebook": predecessor,
         "candidate_selector.successor_codebook": successor,
         "candidate_selector.hidden_projection.weight": hidden.astype(np.float32),
     }
+
+
+def _pairs(target: Target, rank: int) -> tuple[Array, Array]:
+    """[n_vocab, rank] codes of predecessors and successors. Their products are the logits that the target
+    would give without its layers. Unlike all other weights they may differ in the last bits between machines.
+    """
+    weights = targets.tensors(target)
+    embedding = weights["token_embd.weight"]
+    scale = np.sqrt((embedding**2).mean(1, keepdims=True) + np.float32(target.rms_eps))
+    logits = (embedding / scale * weights["output_norm.weight"]) @ weights["output.weight"].T
+    before, strength, after = np.linalg.svd(logits - logits.mean(1, keepdims=True))
+    root = np.sqrt(strength[:rank])
+    return before[:, :rank] * root, after[:rank].T * root
 
 
 def draft_vocabulary(head: Head) -> npt.NDArray[np.int64] | None:

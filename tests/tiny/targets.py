@@ -36,6 +36,8 @@ class Target:
     logit_gain: float = 4.0
     chain: int = 0  # > 0: a noisy walk over this many tokens, see `_chain`
     chain_ends: bool = False  # the walk passes the end token
+    chain_start: int = 65  # the chain's tokens are those from here on
+    chain_gain: float = 2.0  # how sure of the next step the target is
     window: int = 0  # gemma3
     n_expert: int = 0
     n_expert_used: int = 0
@@ -44,6 +46,8 @@ class Target:
 
     @property
     def vocabulary(self) -> vocabulary.Vocabulary:
+        if self.n_vocab != vocabulary.N_VOCAB:
+            return vocabulary.symbols()
         return vocabulary.sentence_piece() if self.architecture == "gemma3" else vocabulary.byte_level()
 
 
@@ -60,6 +64,21 @@ TARGETS: dict[str, Target] = {
     "phi3": Target("phi3", seed=19),
     "qwen35": Target("qwen35", seed=20, n_head_kv=1, head_dim=32),
     "qwen3next": Target("qwen3next", seed=21, n_head_kv=1, head_dim=32, n_expert=4, n_expert_used=2, n_ff=32),
+    "symbols": Target(
+        "qwen3",
+        seed=23,
+        n_embd=32,
+        n_layer=1,
+        n_head=2,
+        n_head_kv=1,
+        n_ff=48,
+        n_vocab=24,
+        chain=16,
+        chain_ends=True,
+        chain_start=0,
+        chain_gain=0.8,
+        layer_gain=0.3,
+    ),
 }
 
 
@@ -101,7 +120,7 @@ def tensors(target: Target) -> dict[str, Array]:
 
 def chain_tokens(target: Target) -> list[int]:
     """The tokens a chain walks over, [chain], in walking order; the last leads back to the first."""
-    walk = [65 + (7 * step) % target.chain for step in range(target.chain)]
+    walk = [target.chain_start + (7 * step) % target.chain for step in range(target.chain)]
     return [*walk[:-1], target.vocabulary.eos] if target.chain_ends else walk
 
 
@@ -115,7 +134,9 @@ def _chain(target: Target, embedding: Array) -> Array:
     walk = chain_tokens(target)
     unit = embedding / np.sqrt(np.float32(target.n_embd))
     for here, following in zip(walk, [*walk[1:], walk[0]], strict=True):
-        head[following] += np.float32(2.0) * unit[here] + np.float32(0.7) * unit[target.vocabulary.mask]
+        head[following] += (
+            np.float32(target.chain_gain) * unit[here] + np.float32(0.7) * unit[target.vocabulary.mask]
+        )
     return head
 
 

@@ -1,4 +1,6 @@
-"""Two tiny vocabularies: a byte-level BPE ("gpt2") and a SentencePiece one ("llama"). Both spell any text."""
+"""Tiny vocabularies: a byte-level BPE ("gpt2") and a SentencePiece one ("llama"), which spell any text; and
+one of a few symbols, so small that all texts of three tokens can be counted.
+"""
 
 from __future__ import annotations
 
@@ -103,4 +105,21 @@ def sentence_piece() -> Vocabulary:
         eos=1,
         mask=4,
         ends=(1,),
+    )
+
+
+def symbols() -> Vocabulary:
+    """24 tokens: digits, the minus sign, eight letters, three pairs, and two specials."""
+    merges = ["0 7", "1 2", "- 3"]
+    pieces = [*"0123456789-abcdfghi", *(merge.replace(" ", "") for merge in merges)]
+    tokens = [*pieces, "<|end|>", "<|mask|>"]
+    return Vocabulary(
+        model="gpt2",
+        pre="gpt-2",
+        tokens=tokens,
+        types=[int(gguf.TokenType.NORMAL)] * len(pieces) + [int(gguf.TokenType.CONTROL)] * 2,
+        merges=merges,
+        eos=tokens.index("<|end|>"),
+        mask=tokens.index("<|mask|>"),
+        ends=(tokens.index("<|end|>"),),
     )
