@@ -5,6 +5,7 @@ half the time. And the sampler chains it is run with, each with the oracle's vie
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,7 +42,7 @@ def write(folder: Path) -> tuple[Path, Path]:
     return target, head_file.write(HEAD, folder / "symbols-head.gguf")
 
 
-# ---- a grammar ------------------------------------------------------------------------------------
+# ---- two grammars ----------------------------------------------------------------------------------
 
 # The symbols in two classes, taking turns; a text may end after each pair.
 TURNS = "root ::= ([0-4a-d] [5-9f-i-])*"
@@ -58,6 +59,16 @@ def turns(generated: Sequence[int]) -> Allowed:
 
 def _takes_turns(text: str) -> bool:
     return all((symbol in _FIRST) == (place % 2 == 0) for place, symbol in enumerate(text))
+
+
+INTEGER = {"type": "integer"}  # a JSON schema; llama.cpp's converter allows 16 digits
+
+
+def integer(generated: Sequence[int]) -> Allowed:
+    text, digits = _spell(generated), "-?(0|[1-9][0-9]{0,15})"
+    result = np.array([bool(re.fullmatch(f"-|{digits}", text + piece)) for piece in VOCABULARY.tokens])
+    result[END] = bool(re.fullmatch(digits, text))
+    return result
 
 
 def _spell(tokens: Sequence[int]) -> str:
@@ -101,6 +112,7 @@ CASES: dict[str, Case] = {
     "frequency penalty": Case({"frequency_penalty": 0.9, "penalty_last_n": 6}),
     "logit bias": Case({"logit_bias": _BIAS}),
     "grammar": Case({}, {"grammar": TURNS}, turns),
+    "json schema": Case({}, {"json_schema": INTEGER}, integer),
     # llama.cpp's defaults, with a top-k that bites in this vocabulary
     "top-k, top-p, min-p, T 0.8": Case({"top_k": 12, "top_p": 0.95, "min_p": 0.05, "temperature": 0.8}),
     "penalties, min-p, T 0.9": Case(
