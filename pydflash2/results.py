@@ -56,11 +56,9 @@ class Stats:
     drafted: int = 0
     accepted: int = 0
     accepted_by_position: list[int] = field(default_factory=list)  # [width] rounds that did
-    rounds_by_width: list[int] = field(
-        default_factory=list
-    )  # [width + 1] rounds that drafted 0, 1, ... tokens
-    # By how much verifying several tokens at once moved a logit when target, device and build were checked, at
-    # the widths that were used; 0.0: not by a bit. None: plain decoding.
+    rounds_by_width: list[int] = field(default_factory=list)  # [width + 1] rounds that drafted 0, 1, ...
+    # By how much verifying several tokens at once moved a logit when target, device and build were checked,
+    # at the widths that were used; 0.0: not by a bit. None: plain decoding.
     logit_difference: float | None = None
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0

@@ -13,40 +13,16 @@ differs.
 import argparse
 import statistics
 import sys
-import sysconfig
 import tempfile
 from pathlib import Path
 
+from heldout import windows
 from requantize import requantize
 
 import pydflash2
 from pydflash2 import model_files
 
-HELDOUT_LIST = Path(__file__).parent / "demo_pair" / "heldout.txt"
 N_TIMED = 20  # prompts that the engine without exact writes as well
-
-
-def heldout_texts() -> list[str]:
-    names = [line for line in HELDOUT_LIST.read_text().splitlines() if line and not line.startswith("#")]
-    files = [Path(sysconfig.get_path("stdlib"), name) for name in names]
-    texts = [
-        file.read_text(encoding="utf-8", errors="replace").expandtabs(8) for file in files if file.exists()
-    ]
-    if not texts:
-        raise SystemExit(f"none of the files in {HELDOUT_LIST} are in this interpreter's standard library")
-    return texts
-
-
-def windows(engine: pydflash2.Engine, count: int, longest: int) -> list[list[int]]:
-    """`count` windows, evenly spread over the held-out files, of 16 to `longest` tokens."""
-    texts = [engine.tokenize(text) for text in heldout_texts()]
-    places = [(text, end) for text in texts for end in range(longest, len(text))]
-    if len(places) < count:
-        raise SystemExit(f"the held-out files have room for {len(places)} prompts: ask for fewer")
-    step = len(places) / count
-    chosen = [places[int(index * step)] for index in range(count)]
-    sizes = range(16, longest + 1)
-    return [text[end - sizes[(37 * index) % len(sizes)] : end] for index, (text, end) in enumerate(chosen)]
 
 
 def speed(results: list[pydflash2.Result]) -> float:
@@ -62,7 +38,7 @@ def check(target: Path, head: Path, args: argparse.Namespace) -> tuple[int, str]
         pydflash2.load(target, head, **options) as usual,
     ):
         rows = exact.check_rows()
-        for index, prompt in enumerate(windows(exact, args.prompts, args.longest)):
+        for index, prompt in enumerate(windows(exact, args.prompts, range(16, args.longest + 1))):
             plain.append(exact.generate(prompt, max_tokens=args.tokens, speculate=False))
             drafted.append(exact.generate(prompt, max_tokens=args.tokens))
             if index < N_TIMED:

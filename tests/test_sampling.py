@@ -32,11 +32,11 @@ def chain(tiny: TinyFiles) -> Iterator[pydflash2.Engine]:
 
 
 def test_a_seed_gives_its_text_again(chain: pydflash2.Engine) -> None:
-    first = chain.generate(PROMPT, seed=7, **WARM)
+    first = chain.generate(PROMPT, seed=6, **WARM)
     other = chain.generate(PROMPT, seed=8, **WARM)
-    again = chain.generate(PROMPT, seed=7, **WARM)
+    again = chain.generate(PROMPT, seed=6, **WARM)
     assert first.tokens == again.tokens != other.tokens
-    assert (first.seed, other.seed, chain.seed) == (7, 8, 7)
+    assert (first.seed, other.seed, chain.seed) == (6, 8, 6)
     assert first.stats.accepted > 0
 
 

@@ -1,7 +1,6 @@
 #include "acceptance.h"
 
 #include <algorithm>
-#include <vector>
 
 namespace pd2 {
 
@@ -22,14 +21,32 @@ int32_t draw(const std::vector<int32_t> & tokens, const std::vector<double> & we
     return last;
 }
 
-double q_of(const Proposal & proposal, int32_t token) {
-    if (!proposal.q) {
-        return token == proposal.token ? 1 : 0;
+// What each token of a vocabulary was proposed with; nearly all with nothing, which one bit test mostly tells.
+class Proposed {
+  public:
+    explicit Proposed(const Proposal & proposal) : proposal_(proposal) {
+        for (int32_t i = 0; i < proposal.k; ++i) {
+            seen_ |= bit(proposal.candidates[i]);
+        }
     }
-    const int32_t * end   = proposal.candidates + proposal.k;
-    const int32_t * found = std::find(proposal.candidates, end, token);
-    return found == end ? 0 : static_cast<double>(proposal.q[found - proposal.candidates]);
-}
+
+    double of(int32_t token) const {
+        if (!proposal_.q) {
+            return token == proposal_.token ? 1 : 0;
+        }
+        double q = 0;
+        for (int32_t i = 0; (seen_ & bit(token)) != 0 && i < proposal_.k; ++i) {
+            q += proposal_.candidates[i] == token ? static_cast<double>(proposal_.q[i]) : 0;
+        }
+        return q;
+    }
+
+  private:
+    static uint64_t bit(int32_t token) { return uint64_t(1) << (static_cast<uint32_t>(token) % 64); }
+
+    const Proposal & proposal_;
+    uint64_t         seen_ = 0;
+};
 
 }  // namespace
 
@@ -37,18 +54,35 @@ int32_t draw(const Distribution & p, Random & random) {
     return draw(p.tokens, p.probabilities, 1, random);
 }
 
-int32_t judge(const Distribution & p, const Proposal & proposal, Random & random) {
-    if (random.uniform() * q_of(proposal, proposal.token) < p.of(proposal.token)) {
-        return proposal.token;
-    }
-    std::vector<double> residual(p.tokens.size());
+bool Judge::see(int32_t row, const Distribution & p) {
+    static const Proposal nothing = {-1};
+
+    const bool          last = row == static_cast<int32_t>(draft_.size());
+    const Proposal &    next = last ? nothing : draft_[static_cast<size_t>(row)];
+    const Proposed      q(next);
+    std::vector<double> weights(p.tokens.size());  // of what follows if the draft ends here
     double              total = 0;
-    for (size_t i = 0; i < residual.size(); ++i) {
-        residual[i] = std::max(p.probabilities[i] - q_of(proposal, p.tokens[i]), 0.0);
-        total += residual[i];
+    for (size_t i = 0; i < weights.size(); ++i) {
+        weights[i] = std::max((last ? 1 : prefix_) * p.probabilities[i] - q.of(p.tokens[i]), 0.0);
+        total += weights[i];
     }
-    // p = q up to rounding: the rejection was a rounding's, and p itself is the answer.
-    return total > 0 ? draw(p.tokens, residual, total, random) : draw(p, random);
+    const double stands = row == 0 || prefix_ >= 1 ? 1 : last ? prefix_ : total / (total + 1 - prefix_);
+    if (random_.uniform() < stands) {
+        n_accepted_ = row;
+        tokens_     = p.tokens;
+        // No more than rounding is left where p and q agree; the draft goes on then, or p itself is the answer.
+        weights_ = total > 0 ? std::move(weights) : p.probabilities;
+        total_   = total > 0 ? total : 1;
+    }
+    if (last) {
+        return false;
+    }
+    prefix_ = std::min(prefix_ * p.of(next.token) / q.of(next.token), 1.0);
+    return prefix_ > 0;
+}
+
+int32_t Judge::draw_next() {
+    return draw(tokens_, weights_, total_, random_);
 }
 
 }  // namespace pd2

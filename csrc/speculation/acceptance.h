@@ -1,8 +1,9 @@
-// Speculative sampling: whether a drafted token stands, and what replaces it, so that the token committed is distributed
-// as the target says, whatever proposed the draft (Leviathan et al. 2023; Chen et al. 2023).
+// Speculative sampling: how much of a draft stands, and what follows it, so that the text is distributed as the target
+// says, whatever proposed the draft.
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "random.h"
 #include "target/sampler.h"
@@ -19,7 +20,29 @@ struct Proposal {
 
 int32_t draw(const Distribution & p, Random & random);
 
-// The drafted token where u q < p for a uniform u, else a draw from max(p - q, 0), normalised.
-int32_t judge(const Distribution & p, const Proposal & proposal, Random & random);
+// Block verification (Sun et al. 2024, "Block Verification Accelerates Speculative Decoding"): the draft is judged as a
+// whole, and of all rules that keep the target's distribution this one accepts most. At temperature 0 it is the longest
+// match. A draft may end where its own tokens said, never because of a token that was drawn and then left out.
+class Judge {
+  public:
+    Judge(const std::vector<Proposal> & draft, Random & random) : draft_(draft), random_(random) {}
+
+    // p: of the token after the first `row` drafted ones; row = 0, 1, ... False when no later row can matter.
+    bool see(int32_t row, const Distribution & p);
+
+    int32_t n_accepted() const { return n_accepted_; }
+
+    // What follows the accepted tokens.
+    int32_t draw_next();
+
+  private:
+    const std::vector<Proposal> & draft_;
+    Random &                      random_;
+    double                        prefix_     = 1;  // with which the tokens so far would stand if they were all
+    int32_t                       n_accepted_ = 0;
+    std::vector<int32_t>          tokens_;   // what may follow them,
+    std::vector<double>           weights_;  // unnormalised
+    double                        total_ = 0;
+};
 
 }  // namespace pd2

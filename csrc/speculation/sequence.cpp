@@ -95,7 +95,9 @@ int32_t Sequence::prefill(int32_t max_tokens) {
         }
         if (last) {
             logprobs_.clear();
-            tokens_.push_back(commit(0, nullptr));
+            const int32_t anchor = pd2::draw(sampler_->distribution(target_.logits(0)), random_);
+            accept(0, anchor);
+            tokens_.push_back(anchor);
             ready_ = true;
         }
     } catch (...) {
@@ -218,18 +220,7 @@ const Sequence::Verdict & Sequence::verify(const std::vector<Proposal> & draft, 
     logprobs_.clear();
     try {
         target_.decode(rows.data(), n_draft + 1, position, Target::Logits::all, drafting_);
-        for (int32_t i = 0; i <= n_draft; ++i) {
-            const Proposal * proposal = i < n_draft ? &draft[static_cast<size_t>(i)] : nullptr;
-            const int32_t    token    = commit(i, proposal);
-            const bool       match    = proposal && token == proposal->token;
-            verdict.tokens.push_back(token);
-            verdict.n_accepted += match;
-            verdict.has_bonus = !match;
-            verdict.finished  = target_.is_end(token);
-            if (!match || verdict.finished || static_cast<int32_t>(verdict.tokens.size()) == max_commit) {
-                break;
-            }
-        }
+        judge(draft, max_commit, verdict);
         if (drafting_) {
             drafter_->inject(target_.features(), static_cast<int32_t>(verdict.tokens.size()), position);
         }
@@ -250,16 +241,52 @@ const Sequence::Verdict & Sequence::verify(const std::vector<Proposal> & draft, 
     return verdict_;
 }
 
-// Chooses the token after a row of the last decode. The sampler sees it at once, so that the next row's distribution
-// follows from it: nothing that is rejected ever reaches a sampler's state.
-int32_t Sequence::commit(int32_t row, const Proposal * proposal) {
-    const Distribution & p     = sampler_->distribution(target_.logits(row));
-    const int32_t        token = proposal ? judge(p, *proposal, random_) : pd2::draw(p, random_);
+// Reads the last decode's rows and chooses the tokens to commit. A draft ends with its first end-of-generation token.
+void Sequence::judge(const std::vector<Proposal> & draft, int32_t max_commit, Verdict & verdict) {
+    std::vector<Proposal> judged;
+    for (const Proposal & proposal : draft) {
+        judged.push_back(proposal);
+        if (target_.is_end(proposal.token)) {
+            break;
+        }
+    }
+    // Rows after the first are asked about as if the draft stood; the sampler itself learns only what does.
+    const std::unique_ptr<Sampler> fork    = judged.empty() ? nullptr : sampler_->fork();
+    Sampler &                      sampler = fork ? *fork : *sampler_;
+    Judge                          judge(judged, random_);
+    for (int32_t row = 0; judge.see(row, sampler.distribution(target_.logits(row))); ++row) {
+        if (fork) {
+            fork->accept(judged[static_cast<size_t>(row)].token);
+        }
+    }
+
+    verdict.n_accepted = judge.n_accepted();
+    for (int32_t i = 0; i < verdict.n_accepted; ++i) {
+        verdict.tokens.push_back(judged[static_cast<size_t>(i)].token);
+    }
+    verdict.finished  = !verdict.tokens.empty() && target_.is_end(verdict.tokens.back());
+    verdict.has_bonus = !verdict.finished && verdict.n_accepted != max_commit;
+    if (verdict.has_bonus) {
+        verdict.tokens.push_back(judge.draw_next());
+        verdict.finished = target_.is_end(verdict.tokens.back());
+    }
+    if (max_commit > 0 && static_cast<int32_t>(verdict.tokens.size()) > max_commit) {
+        verdict.tokens.resize(static_cast<size_t>(max_commit));
+        verdict.n_accepted = max_commit;
+        verdict.has_bonus  = false;
+        verdict.finished   = target_.is_end(verdict.tokens.back());
+    }
+    for (size_t i = 0; i < verdict.tokens.size(); ++i) {
+        accept(static_cast<int32_t>(i), verdict.tokens[i]);
+    }
+}
+
+// Tells the sampler about a token that is committed after a row of the last decode.
+void Sequence::accept(int32_t row, int32_t token) {
     sampler_->accept(token);
     if (with_logprobs_) {
         logprobs_.add(target_.logits(row), n_vocab_, token);
     }
-    return token;
 }
 
 // Both caches forget positions >= position. False when the target's cannot; nothing is changed then.

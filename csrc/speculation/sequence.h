@@ -62,10 +62,11 @@ class Sequence {
     const char * draft_obstacle() const;
 
   private:
-    void    check_draft(const std::vector<Proposal> & draft) const;
-    int32_t commit(int32_t row, const Proposal * proposal);
-    bool    rewind(int32_t position);
-    void    restore(int32_t position);
+    void check_draft(const std::vector<Proposal> & draft) const;
+    void judge(const std::vector<Proposal> & draft, int32_t max_commit, Verdict & verdict);
+    void accept(int32_t row, int32_t token);
+    bool rewind(int32_t position);
+    void restore(int32_t position);
 
     Target &             target_;
     Drafter *            drafter_;

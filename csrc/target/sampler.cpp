@@ -190,11 +190,32 @@ class LlamaSampler : public Sampler {
         }
     }
 
+    std::unique_ptr<Sampler> fork() const override {
+        return penalties_ || grammar_ ? std::unique_ptr<Sampler>(new LlamaSampler(*this)) : nullptr;
+    }
+
     std::unique_ptr<Constraint> constraint() const override {
         return grammar_ ? std::make_unique<GrammarConstraint>(grammar_.get()) : nullptr;
     }
 
   private:
+    LlamaSampler(const LlamaSampler & other)
+        : n_vocab_(other.n_vocab_),
+          temperature_(other.temperature_),
+          bias_(other.bias_),
+          penalties_(copy(other.penalties_)),
+          grammar_(copy(other.grammar_)),
+          typical_(other.typical_),
+          enough_(other.enough_) {
+        for (const llama_sampler_ptr & truncation : other.truncations_) {
+            truncations_.push_back(copy(truncation));
+        }
+    }
+
+    static llama_sampler_ptr copy(const llama_sampler_ptr & sampler) {
+        return llama_sampler_ptr(sampler ? llama_sampler_clone(sampler.get()) : nullptr);
+    }
+
     // Candidates with their logits after bias and penalties, in the vocabulary's order.
     void fill(const float * logits) {
         largest(logits);  // are they numbers?

@@ -56,6 +56,9 @@ class Sampler {
     virtual void reset()               = 0;  // as if nothing had been read
 
     virtual std::unique_ptr<Constraint> constraint() const = 0;  // nullptr without a grammar
+
+    // With the same state, to be told tokens that may not stand; nullptr where there is no state to keep apart.
+    virtual std::unique_ptr<Sampler> fork() const = 0;
 };
 
 }  // namespace pd2
