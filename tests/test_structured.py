@@ -53,6 +53,7 @@ def refusal(engine: Native, grammar: str | bytes) -> str | None:
         'root ::= ("a"*)* "b"',  # a repetition of what may be empty, which the sampler can follow
         'root ::= item{2,5} [^"\\\\] . \nitem ::= "é" | "\\u00e9\\x41" | [a-]',
         'root ::= <[3]> !<[4]> "x"',
+        'root ::= ([a-z] [a-z]? [a-z]? ",")* [a-z]',  # ambiguous, but not within a token
         "root ::= " + "(" * 200 + '"a"' + ")" * 200,
         'root ::= "a"{0,2000}',
         "root ::= " + " | ".join(f'"{i}"' for i in range(1500)),
@@ -122,7 +123,7 @@ HOSTILE = {
     "alternatives": ("root ::= " + " | ".join(f'"{i}"' for i in range(5000)), "more than 2000 ways"),
     "2^n stacks": ('root ::= "a" root "b" | "a" root "c" | "d"', "too many ways"),
     "2^n paths": ('root ::= (" "+)+ "x"', "too many ways"),
-    "2^n paths, two by two": ('root ::= ("ab" | "a" "b")* "x"', "too many ways"),
+    "2^n paths, two by two": ("root ::= (" + " | ".join(["[a] [b]"] * 6) + ')* "x"', "too many ways"),
 }
 
 

@@ -14,11 +14,12 @@ namespace {
 constexpr uint64_t kMaxStarts = 2000;     // places in the rules that a text may be at, when it stands before one rule
 constexpr uint64_t kMaxChain  = 1000;     // rules one in another before a character is read; llama.cpp recurses
 constexpr uint64_t kMaxVisits = 1000000;  // of rules in llama.cpp's search for left recursion
-constexpr uint64_t kMaxPaths  = 100000;   // ways to read one text
+constexpr uint64_t kMaxPaths  = 50000;    // ways to read one token
 constexpr size_t   kMaxStacks = 4000;     // places a text may be at
-constexpr int      kMaxSteps  = 48;       // characters that ambiguity is followed; longer tokens are rare
-constexpr int      kMaxWork   = 200000;   // stacks looked at when following it, a fraction of a second
-constexpr int      kMaxWorkOf = 40000;    // from one rule's start
+constexpr int      kMaxSteps  = 64;      // characters that ambiguity is followed: of a text, or of a run as tokens hold
+constexpr int      kMaxToken  = 16;      // characters of a token that is no run of one; longer ones are rare
+constexpr int      kMaxWork   = 200000;  // stacks looked at when following it, a fraction of a second
+constexpr int      kMaxWorkOf = 40000;   // from one rule's start
 constexpr uint32_t kLastChar  = 0x10FFFF;
 
 using Element = llama_grammar_element;
@@ -357,27 +358,35 @@ class Analysis {
         }
     }
 
-    // Reads a text from each rule's start that is chosen to be readable in many ways. llama.cpp follows every way apart,
-    // token by token.
+    using Paths = std::map<Stack, uint64_t>;  // ways to come to each stack
+
+    // Reads texts from each rule's start that can be read in many ways: one whose characters are chosen for that, and
+    // runs of one character. llama.cpp follows every way through a token apart; equal stacks become one at its end.
     void check_ambiguity() const {
         int work = kMaxWork;
         for (size_t i = 0; i <= rules_.size() && work > 0; ++i) {
-            follow(i == 0 ? root_ : i - 1, work);
+            const size_t rule = i == 0 ? root_ : i - 1;
+            int          left = std::min(work, kMaxWorkOf);
+            Paths        start;
+            for (const Alternative & alternative : alternatives_[rule]) {
+                expand(alternative.empty() ? Stack() : Stack{alternative.front()}, left,
+                       [&](const Stack & stack) { start[stack] = 1; });
+            }
+            follow(rule, start, nullptr, work);
+            for (const uint32_t c : characters(start)) {
+                follow(rule, start, &c, work);
+            }
         }
     }
 
-    void follow(size_t rule, int & work) const {
-        const int                 before = std::min(work, kMaxWorkOf);
-        int                       left   = before;
-        std::map<Stack, uint64_t> paths;
-        for (const Alternative & alternative : alternatives_[rule]) {
-            expand(alternative.empty() ? Stack() : Stack{alternative.front()}, left,
-                   [&](const Stack & stack) { paths[stack] += 1; });
-        }
+    // run: the character to read, over and over; nullptr: the most ambiguous one at each step
+    void follow(size_t rule, Paths paths, const uint32_t * run, int & work) const {
+        const int before = std::min(work, kMaxWorkOf);
+        int       left   = before;
         for (int step = 0; step < kMaxSteps && left > 0 && !paths.empty(); ++step) {
-            const uint32_t            c       = most_ambiguous(paths);
-            uint64_t                  n_paths = 0;
-            std::map<Stack, uint64_t> next;
+            const uint32_t c       = run ? *run : most_ambiguous(paths);
+            uint64_t       n_paths = 0;
+            Paths          next;
             for (const auto & [stack, n] : paths) {
                 if (stack.empty() || !matches(stack.back(), c)) {
                     continue;
@@ -398,21 +407,31 @@ class Analysis {
                      "repetitions and alternatives that start alike");
             }
             paths = std::move(next);
+            if (!run && (step + 1) % kMaxToken == 0) {
+                for (auto & [stack, n] : paths) {
+                    n = 1;
+                }
+            }
         }
         work -= before - left;
     }
 
-    // Of a few characters that may come next, the one most paths read.
-    static uint32_t most_ambiguous(const std::map<Stack, uint64_t> & paths) {
-        std::set<uint32_t> tried = {' ', 'a', '0', '\n'};
+    // A few that may come next
+    static std::set<uint32_t> characters(const Paths & paths) {
+        std::set<uint32_t> found = {' ', 'a', '0', '\n'};
         for (const auto & [stack, n] : paths) {
-            if (!stack.empty() && stack.back()->type == LLAMA_GRETYPE_CHAR && tried.size() < 12) {
-                for_ranges(stack.back(), [&](uint32_t low, uint32_t) { tried.insert(low); });
+            if (!stack.empty() && stack.back()->type == LLAMA_GRETYPE_CHAR && found.size() < 12) {
+                for_ranges(stack.back(), [&](uint32_t low, uint32_t) { found.insert(low); });
             }
         }
+        return found;
+    }
+
+    // The one of them that most paths read
+    static uint32_t most_ambiguous(const Paths & paths) {
         uint32_t best   = ' ';
         uint64_t n_best = 0;
-        for (const uint32_t c : tried) {
+        for (const uint32_t c : characters(paths)) {
             uint64_t n_paths = 0;
             for (const auto & [stack, n] : paths) {
                 n_paths += !stack.empty() && matches(stack.back(), c) ? n : 0;
