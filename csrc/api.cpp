@@ -69,7 +69,7 @@ ggml_type cache_type(const char * name, const char * what, std::initializer_list
         }
         names += std::string(names.empty() ? "" : ", ") + ggml_type_name(type);
     }
-    pd2::fail(PD2_ERROR_ARGUMENT, "%s is '%s'; possible are %s", what, name, names.c_str());
+    pd2::fail(PD2_ERROR_ARGUMENT, "%s is '%.40s'; possible are %s", what, name, names.c_str());
 }
 
 void load(const pd2_engine_params & params, pd2_engine & engine) {

@@ -6,10 +6,13 @@
 namespace pd2 {
 
 void fail(pd2_status status, const char * format, ...) {
-    char    message[1024];
-    va_list args;
+    va_list args, again;
     va_start(args, format);
-    std::vsnprintf(message, sizeof(message), format, args);
+    va_copy(again, args);
+    const int   length = std::vsnprintf(nullptr, 0, format, args);
+    std::string message(static_cast<size_t>(length > 0 ? length : 0), '\0');
+    std::vsnprintf(message.data(), message.size() + 1, format, again);
+    va_end(again);
     va_end(args);
     throw Error(status, message);
 }

@@ -75,7 +75,8 @@ class Metadata {
             return std::nullopt;
         }
         if (*value != std::floor(*value) || *value < low || *value > high) {
-            fail(PD2_ERROR_HEAD_FORMAT, "%s: %s is %g, outside %d..%d; the file is damaged or of another format",
+            fail(PD2_ERROR_HEAD_FORMAT,
+                 "%s: %s is %g, outside %d..%d; the file is damaged or of another format: convert the head again",
                  path_.c_str(), key, *value, low, high);
         }
         return static_cast<int32_t>(*value);
@@ -152,7 +153,8 @@ class Metadata {
 
   private:
     [[noreturn]] void wrong_type(const char * key, const char * wanted) const {
-        fail(PD2_ERROR_HEAD_FORMAT, "%s: %s is not %s; the file is damaged or of another format", path_.c_str(), key,
+        fail(PD2_ERROR_HEAD_FORMAT,
+             "%s: %s is not %s; the file is damaged or of another format: convert the head again", path_.c_str(), key,
              wanted);
     }
 
@@ -199,7 +201,7 @@ void HeadFile::read_params() {
     }
     if (arch != "dflash") {
         fail(PD2_ERROR_HEAD_FORMAT,
-             "%s: a head's architecture is 'dflash', this file's is '%s'; give a DFlash head here", path_.c_str(),
+             "%s: a head's architecture is 'dflash', this file's is '%.40s'; give a DFlash head here", path_.c_str(),
              arch.c_str());
     }
     for (const char * name : {"markov_w1.weight", "hc_head_fn.weight"}) {
@@ -229,11 +231,13 @@ void HeadFile::read_params() {
     const int32_t value_length =
         meta.optional_integer("dflash.attention.value_length", 1, 1 << 16).value_or(p.head_dim);
     if (value_length != p.head_dim) {
-        fail(PD2_ERROR_HEAD_FORMAT, "%s: keys of %d and values of %d dimensions; DFlash heads have one size for both",
+        fail(PD2_ERROR_HEAD_FORMAT,
+             "%s: keys of %d and values of %d dimensions; DFlash heads have one size for both; convert the head again",
              path_.c_str(), p.head_dim, value_length);
     }
     if (p.n_head % p.n_head_kv != 0) {
-        fail(PD2_ERROR_HEAD_FORMAT, "%s: %d attention heads are not a multiple of %d K/V heads; the file is damaged",
+        fail(PD2_ERROR_HEAD_FORMAT,
+             "%s: %d attention heads are not a multiple of %d K/V heads; the file is damaged: convert the head again",
              path_.c_str(), p.n_head, p.n_head_kv);
     }
 
@@ -251,8 +255,9 @@ void HeadFile::read_params() {
     const std::string activation = meta.text("dflash.hidden_activation");
     p.gelu                       = activation == "gelu" || activation == "gelu_pytorch_tanh";
     if (!p.gelu && !activation.empty() && activation != "silu") {
-        fail(PD2_ERROR_HEAD_FORMAT, "%s: activation '%s' is not known; DFlash heads use silu or gelu", path_.c_str(),
-             activation.c_str());
+        fail(PD2_ERROR_HEAD_FORMAT,
+             "%s: activation '%.40s' is not known; DFlash heads use silu or gelu: convert the head again",
+             path_.c_str(), activation.c_str());
     }
 
     // The file counts layer inputs (llama.cpp's way); everywhere else a tap is the layer whose output is read.
@@ -304,7 +309,7 @@ void HeadFile::read_params() {
         if (static_cast<int64_t>(p.block_size) * p.top_k * p.top_k > kMaxScores) {
             fail(PD2_ERROR_HEAD_FORMAT,
                  "%s: a block of %d rows with %d candidates each has more transition scores than memory is spent on "
-                 "here; the file is damaged or of another format",
+                 "here; the file is damaged or of another format: convert the head again",
                  path_.c_str(), p.block_size, p.top_k);
         }
     }
@@ -330,13 +335,15 @@ void HeadFile::read_params() {
              path_.c_str(), p.n_draft_vocab, p.n_vocab);
     }
     if (p.version == 2 && p.top_k > (p.own_output ? p.n_draft_vocab : p.n_vocab)) {
-        fail(PD2_ERROR_HEAD_FORMAT, "%s: %d candidates a position out of %d token ids; the file is damaged",
+        fail(PD2_ERROR_HEAD_FORMAT,
+             "%s: %d candidates a position out of %d token ids; the file is damaged: convert the head again",
              path_.c_str(), p.top_k, p.own_output ? p.n_draft_vocab : p.n_vocab);
     }
 
     const ggml_tensor * fc = find("fc.weight");
     if (!fc) {
-        fail(PD2_ERROR_HEAD_FORMAT, "%s: the tensor fc.weight is missing; the file is incomplete", path_.c_str());
+        fail(PD2_ERROR_HEAD_FORMAT,
+             "%s: the tensor fc.weight is missing; the file is incomplete: convert the head again", path_.c_str());
     }
     p.n_feature = static_cast<int32_t>(fc->ne[0]);
     if (p.n_feature % static_cast<int32_t>(p.taps.size()) != 0) {
@@ -376,7 +383,8 @@ void HeadFile::read_rope() {
                 meta.integer("dflash.rope.scaling.original_context_length", 1, std::numeric_limits<int32_t>::max());
         }
     } else if (!scaling.empty() && scaling != "none") {
-        fail(PD2_ERROR_HEAD_FORMAT, "%s: rope scaling '%s' is not known; linear and yarn are", path_.c_str(),
+        fail(PD2_ERROR_HEAD_FORMAT,
+             "%s: rope scaling '%.40s' is not known; linear and yarn are: convert the head again", path_.c_str(),
              scaling.c_str());
     }
 

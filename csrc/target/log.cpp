@@ -11,7 +11,8 @@ namespace pd2 {
 
 namespace {
 
-constexpr size_t kMaxLines = 4096;
+constexpr size_t kMaxLines  = 4096;
+constexpr size_t kMaxReason = 400;  // characters; a damaged file's names can be as long as the file
 
 struct Line {
     int32_t     level;
@@ -97,7 +98,8 @@ int32_t log_next(int32_t & level, char * line, int32_t size) {
 std::string log_first_error() {
     Log &                             source = log();
     const std::lock_guard<std::mutex> lock(source.mutex);
-    return without_function(source.first_error);
+    const std::string                 error = without_function(source.first_error);
+    return error.size() <= kMaxReason ? error : error.substr(0, kMaxReason) + "...";
 }
 
 void log_forget_errors() {

@@ -19,6 +19,8 @@ namespace pd2 {
 
 namespace {
 
+constexpr size_t kMaxName = 64;  // GGML_MAX_NAME
+
 struct GgufDeleter {
     void operator()(gguf_context * file) const { gguf_free(file); }
 };
@@ -91,6 +93,15 @@ void check_values(const gguf_context * file, const std::string & architecture, c
             n_groups == 0 || (n_groups > 0 && n_groups < experts && std::fmod(experts, n_groups.value_or(1)) == 0));
     require("expert_group_used_count", n_group_used, !(n_groups > 1) || (n_group_used > 0 && n_group_used < n_groups));
 
+    // Divided by as the file has them, and a division by zero ends the process.
+    for (const char * name : {"full_attention_interval", "experts_per_group", "ssm.group_count", "ssm.time_step_rank",
+                              "wkv.head_size", "attention.output_group_count"}) {
+        const auto divisor = value(name);
+        require(name, divisor, divisor >= 1);
+    }
+    const auto moe_step = value("interleave_moe_layer_step");
+    require("interleave_moe_layer_step", moe_step, moe_step >= 1 || architecture == "llama4");  // 0: no experts there
+
     for (const char * name : {"attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"}) {
         const auto epsilon = value(name);
         require(name, epsilon, std::isfinite(epsilon.value_or(0)) && epsilon >= 0);
@@ -112,16 +123,6 @@ void check_values(const gguf_context * file, const std::string & architecture, c
              path, architecture.c_str());
     }
 
-    for (int64_t i = 0; i < gguf_get_n_tensors(file); ++i) {
-        const std::string name = gguf_get_tensor_name(file, i);
-        const ggml_type   type = gguf_get_tensor_type(file, i);
-        const bool is_norm = name.size() > 11 && name.compare(name.size() - 11, std::string::npos, "norm.weight") == 0;
-        if (is_norm && type != GGML_TYPE_F32 && type != GGML_TYPE_F16 && type != GGML_TYPE_BF16) {
-            fail(PD2_ERROR_MODEL_FILE, "the target '%s' is damaged (%s has type %s): download or convert it again",
-                 path, name.c_str(), ggml_type_name(type));
-        }
-    }
-
     const int64_t tokens = gguf_find_key(file, "tokenizer.ggml.tokens");
     if (tokens >= 0 && gguf_get_kv_type(file, tokens) == GGUF_TYPE_ARRAY &&
         gguf_get_arr_type(file, tokens) == GGUF_TYPE_STRING) {
@@ -130,7 +131,7 @@ void check_values(const gguf_context * file, const std::string & architecture, c
             const std::string token = gguf_get_arr_str(file, tokens, i);
             if (!token.empty() && !seen.insert(token).second) {
                 fail(PD2_ERROR_MODEL_FILE,
-                     "the target '%s' is damaged (its vocabulary has '%s' twice): convert it again", path,
+                     "the target '%s' is damaged (its vocabulary has '%.40s' twice): convert it again", path,
                      token.c_str());
             }
         }
@@ -207,6 +208,11 @@ std::string check_target_file(const std::string & path) {
              "'%s' is a GGUF file without general.architecture, so it holds no model: give the model's "
              "own GGUF",
              path.c_str());
+    }
+    if (architecture.size() > kMaxName) {
+        fail(PD2_ERROR_MODEL_FILE,
+             "the target '%s' is damaged (its general.architecture has %zu letters): download or convert it again",
+             path.c_str(), architecture.size());
     }
     check_values(file.get(), architecture, path.c_str());
     return architecture;

@@ -5,6 +5,7 @@
 #include <limits>
 #include <mutex>
 
+#include "assertions.h"
 #include "cpu.h"
 #include "error.h"
 #include "grammar.h"
@@ -15,6 +16,7 @@
 #include "llama-model.h"
 #include "llama_sampler.h"
 #include "log.h"
+#include "model_check.h"
 #include "model_file.h"
 #include "taps.h"
 
@@ -31,7 +33,15 @@ constexpr llama_seq_id kSequence = 0;
 
 // Why the call into llama.cpp since log_forget_errors() failed.
 std::string logged_reason() {
-    const std::string reason = log_first_error();
+    const std::string reason  = log_first_error();
+    const std::string texts[] = {"basic_string::", "vector::", "map::at", "_Map_base::at",
+                                 "stoi"};  // C++ library's own
+    for (const std::string & text : texts) {
+        const size_t at = reason.find(text);
+        if (at != std::string::npos) {
+            return reason.substr(0, at) + "a value is out of range";
+        }
+    }
     return reason.empty() ? "llama.cpp gave no reason" : reason;
 }
 
@@ -133,6 +143,7 @@ class LlamaTarget : public Target {
   private:
     void check_model() const;
     void check_memory() const;
+    void refuse_assertion() const;
     void treat_rows_alike();
     void create_context(int32_t max_rollback, bool with_callback);
     void check_decode(const int32_t * tokens, int32_t n, int32_t position, Logits logits) const;
@@ -181,8 +192,12 @@ LlamaTarget::LlamaTarget(const TargetParams & params, const std::string & archit
     }
 
     log_forget_errors();
-    model_.reset(llama_model_load_from_file(params.path.c_str(), model_params));
+    {
+        const AssertionGuard guard;
+        model_.reset(llama_model_load_from_file(params.path.c_str(), model_params));
+    }
     if (!model_) {
+        refuse_assertion();
         const std::string reason = logged_reason();
         fail(memory_or(PD2_ERROR_MODEL_FILE, reason),
              "llama.cpp cannot load the target '%s': %s. Check that the file is whole and that this build's llama.cpp "
@@ -206,6 +221,15 @@ LlamaTarget::LlamaTarget(const TargetParams & params, const std::string & archit
     batch_size_ = std::min(params.batch_size, context_size_);
 }
 
+// What made llama.cpp give up may have been an assertion: then the file holds what no converter writes.
+void LlamaTarget::refuse_assertion() const {
+    if (!AssertionGuard::failed().empty()) {
+        fail(PD2_ERROR_MODEL_FILE,
+             "llama.cpp cannot run the target '%s': its values do not fit together (%s). Download or convert it again",
+             params_.path.c_str(), AssertionGuard::failed().c_str());
+    }
+}
+
 void LlamaTarget::check_model() const {
     const char * path = params_.path.c_str();
     if (llama_vocab_type(vocab_) == LLAMA_VOCAB_TYPE_NONE || n_vocab_ <= 0) {
@@ -216,9 +240,10 @@ void LlamaTarget::check_model() const {
         !model_->hparams.causal_attn || model_->output == nullptr) {
         fail(PD2_ERROR_MODEL_FILE,
              "the target '%s' (architecture %s) does not generate text from left to right: encoders, "
-             "encoder-decoders, embedding and diffusion models cannot be targets",
+             "encoder-decoders, embedding and diffusion models cannot be targets. Give a model that generates text",
              path, architecture_.c_str());
     }
+    check_vocabulary(vocab_, params_.path);
 }
 
 // Linux grants any amount of memory and ends the process when it is used. (A GPU's allocation fails properly.)
@@ -270,14 +295,19 @@ void LlamaTarget::create_context(int32_t max_rollback, bool with_callback) {
     check_memory();
     context_.reset();  // two at once might not fit
     log_forget_errors();
-    context_.reset(llama_init_from_model(model_.get(), params));
+    {
+        const AssertionGuard guard;
+        context_.reset(llama_init_from_model(model_.get(), params));
+    }
     if (!context_) {
+        refuse_assertion();
         const std::string reason = logged_reason();
         fail(memory_or(PD2_ERROR_NATIVE, reason),
              "a context of %d tokens with a cache of type %s cannot be made: %s. Ask for a smaller context_size or the "
              "cache type f16",
              context_size_, ggml_type_name(params_.kv_type), reason.c_str());
     }
+    check_graph(context_->get_gf_res_reserve()->get_gf(), devices(), params_.path);
     treat_rows_alike();
     if (params_.batch_invariant) {
         if (!invariant_threads_) {
@@ -407,9 +437,17 @@ std::vector<int32_t> LlamaTarget::tokenize(const std::string & text, bool add_sp
             n = fill();
         }
         tokens.resize(std::max(n, 0));
-    } catch (const std::out_of_range & error) {  // a vocabulary without the byte tokens it should have
-        fail(PD2_ERROR_MODEL_FILE, "the target's vocabulary cannot spell this text (%s): convert the target again",
-             error.what());
+    } catch (const std::out_of_range &) {  // a vocabulary without the byte tokens it should have
+        fail(PD2_ERROR_MODEL_FILE,
+             "the target's vocabulary cannot spell this text, as it lacks tokens for single bytes: convert the target "
+             "again");
+    }
+    for (const int32_t token : tokens) {
+        if (token < 0 || token >= n_vocab_) {
+            fail(
+                PD2_ERROR_MODEL_FILE,
+                "the target's vocabulary cannot spell this text, as it has no unknown token: convert the target again");
+        }
     }
     return tokens;
 }
