@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from pydflash2.arguments import brief
+
 from .head import Head
 from .target import Target, Vocabulary
 
@@ -88,7 +90,7 @@ def _tokens(target: Target, vocabulary: Vocabulary) -> Line:
 
 
 def _show(token: bytes) -> str:
-    return repr(token.decode("utf-8", "replace"))
+    return brief(token.decode("utf-8", "replace"))
 
 
 def _embedding_scale(target: Target, head: Head) -> Line:

@@ -33,7 +33,7 @@ def mend(file: GGUFFile, head: Head, target: Target, output: Path, progress: boo
             if target.uses_mrope
             else f"needs no rope sections: {target.path.name} has none"
         )
-        raise HeadFormatError(f"{file.path} {why}. There is nothing to mend")
+        raise HeadFormatError(f"{file.path} {why}. There is nothing to mend: use it as it is")
 
     tensors = [_copied(file, tensor) for tensor in file.tensors.values()]
     writer = new_writer(tensors, keys.ARCHITECTURE)
@@ -49,7 +49,8 @@ def mend(file: GGUFFile, head: Head, target: Target, output: Path, progress: boo
 def _copied(file: GGUFFile, tensor: Tensor) -> OutTensor:
     if tensor.n_bytes is None:
         raise HeadFormatError(
-            f"{file.path}: {tensor.name} has {tensor.type_name}, which this build doesn't know"
+            f"{file.path}: {tensor.name} has {tensor.type_name}, which this build doesn't know:"
+            " convert the checkpoint again"
         )
     size, offset = tensor.n_bytes, tensor.offset
 

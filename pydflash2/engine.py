@@ -78,8 +78,8 @@ def load(
     Raises ModelFileError (HeadFormatError, HeadMismatchError), BackendUnavailableError, OutOfMemoryError,
     NativeError; ValueError and TypeError for bad arguments.
     """
-    if taps not in TAPS:
-        raise ValueError(f'taps is {taps!r}: use "auto", "wired" or "callback"')
+    if not isinstance(taps, str) or taps not in TAPS:
+        raise ValueError(f'taps is {arguments.brief(taps)}: use "auto", "wired" or "callback"')
     target_file, head_file, no_head = _files(target, head)
 
     native = NativeEngine(
@@ -89,11 +89,11 @@ def load(
         batch_size=0 if batch_size is None else arguments.integer("batch_size", batch_size, 1),
         n_threads=0 if n_threads is None else arguments.integer("n_threads", n_threads, 1, _MOST_THREADS),
         n_gpu_layers=arguments.integer("n_gpu_layers", n_gpu_layers, -1),
-        kv_type=kv_type,
-        drafter_kv_type=drafter_kv_type,
+        kv_type=arguments.word("kv_type", kv_type),
+        drafter_kv_type=arguments.word("drafter_kv_type", drafter_kv_type),
         taps=TAPS[taps],
-        use_mmap=use_mmap,
-        batch_invariant=exact,
+        use_mmap=arguments.flag("use_mmap", use_mmap),
+        batch_invariant=arguments.flag("exact", exact),
     )
     if batch_size is not None and native.head is not None and batch_size < native.head.block_size:
         native.close()
@@ -121,13 +121,17 @@ def load(
 def _files(target: PathLike | None, head: PathLike | None) -> tuple[Path, Path | None, str]:
     """Target, head, and where there is no head the reason, as stats.drafting gives it."""
     no_head = "off: loaded with head=None"
+    look_beside = isinstance(head, str) and head == "auto"
     if target is None:
-        if head not in ("auto", None):
-            raise ValueError(f"head is {os.fspath(head)!r} without a target: name the one it was made for")
+        if not look_beside and head is not None:
+            given = os.fspath(head) if isinstance(head, os.PathLike) else head
+            raise ValueError(
+                f"head is {arguments.brief(given)} without a target: name the one it was made for"
+            )
         demo_target, demo_head = model_files.demo_pair()
-        return demo_target, demo_head if head == "auto" else None, no_head
+        return demo_target, demo_head if look_beside else None, no_head
     target_file = model_files.model_file(target, "target")
-    if head == "auto":
+    if look_beside:
         return (
             target_file,
             model_files.head_beside(target_file),

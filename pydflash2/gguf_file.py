@@ -21,6 +21,8 @@ from pydflash2.errors import ModelFileError
 MAGIC = b"GGUF"
 DEFAULT_ALIGNMENT = 32  # bytes
 _VERSIONS = (2, 3)
+_MOST_LETTERS = 200  # of a reason that a message gives
+_MAX_NAME = 64  # bytes of an architecture's name, ggml's GGML_MAX_NAME
 _MAX_DIMENSIONS = 4  # ggml's GGML_MAX_DIMS
 
 _SCALARS = {
@@ -148,6 +150,10 @@ class _Parser:
             if key in fields:
                 raise self._damaged(f"key {key} comes twice")
             fields[key] = self._field(key)
+        if (architecture := fields.get("general.architecture")) is not None and (
+            isinstance(architecture.value, bytes) and len(architecture.value) > _MAX_NAME
+        ):
+            raise self._damaged(f"general.architecture has {len(architecture.value)} letters")
         rows = [self._row() for _ in range(n_tensors)]
 
         alignment = DEFAULT_ALIGNMENT
@@ -164,6 +170,8 @@ class _Parser:
         return GGUFFile(self.path, fields, tensors, self.size, alignment)
 
     def _damaged(self, why: str) -> ModelFileError:
+        if len(why) > _MOST_LETTERS:  # names can be as long as the file
+            why = f"{why[: _MOST_LETTERS // 2]} ... {why[-_MOST_LETTERS // 2 :]}"
         return ModelFileError(f"{self.path} is damaged: {why}. Download or convert it again")
 
     def _take(self, count: int) -> bytes:

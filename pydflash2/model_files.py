@@ -8,6 +8,7 @@ import re
 from importlib import resources
 from pathlib import Path
 
+from pydflash2 import arguments
 from pydflash2.errors import ModelFileError
 
 # What follows a model's name in a GGUF file's name: the weight type, and the part of a split file.
@@ -23,14 +24,20 @@ def model_file(path: str | os.PathLike[str], role: str) -> Path:
 
     Raises ModelFileError where there is no such file.
     """
-    file = Path(path).expanduser()
-    if file.is_file():
-        return file
-    if file.is_dir():
-        raise ModelFileError(f"{role}: {file} is a folder; name the GGUF file in it{_listing(file)}")
-    if not file.parent.is_dir():
-        raise ModelFileError(f"{role}: no file {file}: there is no folder {file.parent}; check the path")
-    names = [other.name for other in _gguf_files(file.parent)]
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"{role} is {arguments.brief(path)}: give the file's path, a str or a Path")
+    try:
+        file = Path(path).expanduser()
+        if file.is_file():
+            return file
+        if file.is_dir():
+            raise ModelFileError(f"{role}: {file} is a folder; name the GGUF file in it{_listing(file)}")
+        if not file.parent.is_dir():
+            raise ModelFileError(f"{role}: no file {file}: there is no folder {file.parent}; check the path")
+        names = [other.name for other in _gguf_files(file.parent)]
+    except (OSError, RuntimeError) as error:  # a name too long, a folder that may not be read, ~nobody
+        shown, why = arguments.brief(os.fspath(path)), getattr(error, "strerror", None) or error
+        raise ModelFileError(f"{role}: no file can be reached at {shown}: {why}; check the path") from error
     close = difflib.get_close_matches(file.name, names, n=1)
     advice = f"did you mean {close[0]}?" if close else f"check the path{_listing(file.parent)}"
     raise ModelFileError(f"{role}: no file {file}; {advice}")

@@ -149,18 +149,18 @@ class Request:
             settings["draft_temperature"],
         )
         if isinstance(drafting, str) and drafting != "auto":
-            raise ValueError(f'draft_temperature is {drafting!r}: give a number or "auto"')
+            raise ValueError(f'draft_temperature is {arguments.brief(drafting)}: give a number or "auto"')
         return cls(
             sampling,
             seed_of(settings["seed"]),
             None if limit is None else arguments.integer("max_tokens", limit, 1),
             arguments.stop_strings(settings["stop"]),
             None if logprobs is None else arguments.integer("logprobs", logprobs, 0, _MOST_LOGPROBS),
-            bool(settings["speculate"]),
+            arguments.flag("speculate", settings["speculate"]),
             width_of(settings["max_draft_tokens"]),
             arguments.number("min_draft_probability", settings["min_draft_probability"], 0, 1),
             sampling.draft_temperature()
-            if drafting == "auto"
+            if isinstance(drafting, str)
             else arguments.number("draft_temperature", drafting, 0),
         )
 
@@ -178,7 +178,7 @@ def complete(given: Mapping[str, Any], defaults: Settings) -> Settings:
 def width_of(width: Width) -> Width:
     if isinstance(width, str):
         if width != "auto":
-            raise ValueError(f'max_draft_tokens is {width!r}: give a number or "auto"')
+            raise ValueError(f'max_draft_tokens is {arguments.brief(width)}: give a number or "auto"')
         return width
     return arguments.integer("max_draft_tokens", width, 0)
 

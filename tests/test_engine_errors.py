@@ -257,7 +257,9 @@ def test_by_hand_the_context_ends_with_an_error_too(chain: pydflash2.Engine) -> 
             ValueError,
             "batch_size is 7, but a block of this head has 8 rows: give as many at least",
         ),
-        ({"kv_type": None}, ValueError, "kv_type is 'None'; possible are f16"),
+        ({"kv_type": None}, TypeError, 'kv_type is None: give a name, such as "f16"'),
+        ({"use_mmap": "yes"}, TypeError, "use_mmap is 'yes': give True or False"),
+        ({"taps": ["auto"]}, ValueError, "taps is ['auto']: use \"auto\", "),
         ({"kv_type": "f17"}, ValueError, "kv_type is 'f17'; possible are f16, f32, bf16, q8_0"),
         ({"drafter_kv_type": "q8_0"}, ValueError, "drafter_kv_type is 'q8_0'; possible are f16, f32, bf16"),
         ({"taps": "both"}, ValueError, 'taps is \'both\': use "auto", "wired" or "callback"'),
@@ -271,7 +273,7 @@ def test_bad_load_options(
 
 
 def test_a_head_without_a_target(tiny: TinyFiles) -> None:
-    with pytest.raises(ValueError, match=r"head is '.*' without a target: name the one it was made for"):
+    with pytest.raises(ValueError, match=r"head is '.* without a target: name the one it was made for"):
         pydflash2.load(head=tiny.head("chain"))
 
 

@@ -20,7 +20,8 @@ Sequence::Sequence(Target & target, Drafter * drafter)
 std::unique_ptr<Sampler> Sequence::sampler(const Target & target, const Settings & settings) {
     const int32_t n_vocab = target.info().n_vocab;
     if (settings.n_logprobs < -1 || settings.n_logprobs > n_vocab) {
-        fail(PD2_ERROR_ARGUMENT, "%d log-probabilities a token were asked for; 0 to %d can be given, -1 for none",
+        fail(PD2_ERROR_ARGUMENT,
+             "%d log-probabilities a token were asked for; 0 to %d can be given, -1 for none: ask for as many",
              settings.n_logprobs, n_vocab);
     }
     return target.sampler(settings.sampling);
@@ -163,7 +164,7 @@ Sequence::Draft & Sequence::draft(int32_t width, const WalkParams & params) {
 void Sequence::check_draft(const std::vector<Proposal> & draft) const {
     const auto n_draft = static_cast<int32_t>(draft.size());
     if (n_draft + 1 > target_.batch_size()) {
-        fail(PD2_ERROR_ARGUMENT, "a draft of %d tokens; 0 to %d can be verified at once", n_draft,
+        fail(PD2_ERROR_ARGUMENT, "a draft of %d tokens; 0 to %d can be verified at once: give a shorter one", n_draft,
              target_.batch_size() - 1);
     }
     if (rollback_limit_ >= 0 && n_draft > rollback_limit_) {
