@@ -1,0 +1,1 @@
+"""Mutated model files and argument sets, for scripts/fuzz_files.py and tests/test_fuzz.py."""
