@@ -80,13 +80,14 @@ def load(
     """
     if not isinstance(taps, str) or taps not in TAPS:
         raise ValueError(f'taps is {arguments.brief(taps)}: use "auto", "wired" or "callback"')
+    batch = None if batch_size is None else arguments.integer("batch_size", batch_size, 1)
     target_file, head_file, no_head = _files(target, head)
 
     native = NativeEngine(
         target_file,
         head_file,
         context_size=0 if context_size is None else arguments.integer("context_size", context_size, 0),
-        batch_size=0 if batch_size is None else arguments.integer("batch_size", batch_size, 1),
+        batch_size=0 if batch is None else batch,
         n_threads=0 if n_threads is None else arguments.integer("n_threads", n_threads, 1, _MOST_THREADS),
         n_gpu_layers=arguments.integer("n_gpu_layers", n_gpu_layers, -1),
         kv_type=arguments.word("kv_type", kv_type),
@@ -95,14 +96,21 @@ def load(
         use_mmap=arguments.flag("use_mmap", use_mmap),
         batch_invariant=arguments.flag("exact", exact),
     )
-    if batch_size is not None and native.head is not None and batch_size < native.head.block_size:
+    if batch is not None and native.head is not None and batch < native.head.block_size:
         native.close()
         raise ValueError(
-            f"batch_size is {batch_size}, but a block of this head has {native.head.block_size} rows: "
+            f"batch_size is {batch}, but a block of this head has {native.head.block_size} rows: "
             "give as many at least"
         )
+    if exact and native.head is not None and native.target.context_size <= native.head.block_size:
+        least = native.head.block_size + 1
+        native.close()
+        raise ValueError(
+            f"context_size is too small for exact=True, which checks a block of {least - 1} rows after a token: "
+            f"ask for {least} at least"
+        )
     options = {
-        "batch_size": None if batch_size is None else int(batch_size),
+        "batch_size": batch,
         "n_gpu_layers": int(n_gpu_layers),
         "kv_type": kv_type,
         "taps": taps,
