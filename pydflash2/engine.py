@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import os
-import threading
 import warnings
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, SupportsIndex, TypeVar
 
 import numpy as np
 
@@ -148,6 +147,32 @@ def _files(target: PathLike | None, head: PathLike | None) -> tuple[Path, Path |
     return target_file, None if head is None else model_files.model_file(head, "head"), no_head
 
 
+_Arguments = ParamSpec("_Arguments")
+_Returned = TypeVar("_Returned")
+
+
+def _in_turn(
+    call: Callable[Concatenate[Engine, _Arguments], _Returned],
+) -> Callable[Concatenate[Engine, _Arguments], _Returned]:
+    """Refuses a call while another one is at work.
+
+    Between `try` and `append`, and between `finally` and `remove`, Ctrl-C finds no gap. A context manager
+    written in Python has one at both ends, and would leave the engine busy.
+    """
+
+    @functools.wraps(call)
+    def taken(self: Engine, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Returned:
+        turn = object()
+        try:
+            self._turns.append(turn)
+            self._check_turn(turn)
+            return call(self, *args, **kwargs)
+        finally:
+            self._turns.remove(turn)
+
+    return taken
+
+
 class Engine:
     """A loaded pair and one text. `load` makes it; `close`, `with`, or its last reference's end closes it.
 
@@ -164,7 +189,7 @@ class Engine:
         self._native = native
         self._target, self._head = target, head
         self._no_head = no_head  # why, for stats.drafting
-        self._busy = threading.Lock()
+        self._turns: list[object] = []  # calls at work; the first has the engine, others are being refused
         self._warned = False
         self._bytes: dict[int, bytes] = {}  # of each token seen
         self._seed: int | None = None  # of the text begun last
@@ -235,14 +260,14 @@ class Engine:
         """Text of tokens. Special tokens have none."""
         return b"".join(map(self._token_bytes, self._checked(tokens))).decode("utf-8", "replace")
 
+    @_in_turn
     def check_rows(self) -> RowCheck | None:
         """By how much logits move when drafts of 1, 2, ... tokens are verified; None without a head.
 
         Measured once for a target, its devices and this build, then read from the user's cache folder.
         Ends the text that is there: the next prompt is computed from its beginning.
         """
-        with self._exclusively():
-            return self._exactness.measure()
+        return self._exactness.measure()
 
     # ---- the whole loop ----
 
@@ -300,7 +325,8 @@ class Engine:
         return [_finish(self._run(plan)) for plan in plans]
 
     def _plan(self, prompt: Prompt, request: Request) -> _Plan:
-        if self._busy.locked():
+        self._native.check_open()
+        if self._turns:
             raise EngineBusyError(_BUSY)
         width, drafting = self._width(request.max_draft_tokens, stacklevel=4)
         if not request.speculate:
@@ -315,7 +341,10 @@ class Engine:
         text = TextStream(plan.request.stop)
         pieces: list[Piece] = []
         width, count = plan.width, 0
-        with self._exclusively():
+        turn = object()
+        try:  # as in _in_turn
+            self._turns.append(turn)
+            self._check_turn(turn)
             if width > 0:
                 self._exactness.measure()
                 width, stats.drafting = self._exactness.limit(width, stats.drafting)
@@ -340,6 +369,8 @@ class Engine:
                 yield piece
                 # The last round drafts only what can still be committed beside its bonus token.
                 committed, ended = self._round(min(width, plan.max_tokens - count - 1), plan.request, stats)
+        finally:
+            self._turns.remove(turn)
 
         reason = "stop" if ended or text.stopped else "length"
         stats.logit_difference = self._exactness.difference(stats.rounds_by_width)
@@ -378,10 +409,8 @@ class Engine:
             draft = self._native.draft(width, request.draft_temperature, request.min_draft_probability)
             proposal = draft.proposal
             proposal.n = self._exactness.allowed(proposal.n)
-        else:
-            proposal = self._native.proposal([], None, None)
         drafted = perf_counter()
-        committed, verdict = self._native.verify(proposal)
+        committed, verdict = self._native.verify(proposal) if width > 0 else self._native.verify_tokens([])
         stats.draft_seconds += drafted - start
         stats.verify_seconds += perf_counter() - drafted
         if width > 0:
@@ -401,6 +430,7 @@ class Engine:
     # ---- its steps ----
 
     @shown(SAMPLING_DEFAULTS)
+    @_in_turn
     def prefill(self, tokens: Prompt, **settings: Unpack[SamplingSettings]) -> int:
         """Begins a new text with a prompt and returns the anchor: the first token that the target chooses.
 
@@ -411,11 +441,11 @@ class Engine:
         prompt = self._prompt(tokens)
         self._room(prompt, None)
         sampling = self._native.sampling(request.sampling, request.seed, None)
-        with self._exclusively():
-            anchor = self._prefill(prompt, self._native.head is not None, sampling)[1]
-            self._seed, self._draft_temperature = request.seed, request.draft_temperature
+        anchor = self._prefill(prompt, self._native.head is not None, sampling)[1]
+        self._seed, self._draft_temperature = request.seed, request.draft_temperature
         return anchor
 
+    @_in_turn
     def draft(
         self,
         max_draft_tokens: Width = "auto",
@@ -429,35 +459,33 @@ class Engine:
         Changes nothing that was committed: it can be called again, and its draft can be dropped. Raises
         ValueError where there is nothing to draft from: no head, or no prefill before.
         """
-        width, drafting = self._width(max_draft_tokens, stacklevel=3)
+        width, drafting = self._width(max_draft_tokens, stacklevel=4)
         chosen = self._draft_temperature
         if temperature is not None:
             chosen = arguments.number("temperature", temperature, 0)
         least = arguments.number("min_probability", min_probability, 0, 1)
         if width == 0:
             raise ValueError(f"nothing can be drafted ({drafting}); verify([]) decodes one token plainly")
-        with self._exclusively():
-            made = self._native.draft_arrays(self._native.draft(width, chosen, least))
+        made = self._native.draft_arrays(self._native.draft(width, chosen, least))
         n = len(made.tokens)
         # The row of scores that counts at t is the one after the candidate that the path took at t - 1.
         rows = [0] + [int(np.argmax(made.candidates[t] == token)) for t, token in enumerate(made.tokens[:-1])]
         scores = made.scores[np.arange(n), rows[:n]]
         return Draft(made.tokens, made.probabilities, made.candidates[:n], scores, made.proposal)
 
+    @_in_turn
     def verify(self, draft: Draft | Iterable[SupportsIndex]) -> Verdict:
         """Lets the target judge a draft (or any token ids; [] for a plain step), commits the part it accepts
         and its own next token. The only call that moves the text forward. Raises ContextOverflowError
-        where the context has no room for the draft; nothing is changed then. With exact=True it judges
-        only as much from the start of the draft as leaves its logits alone.
+        where the context has no room for the draft; nothing is changed then. With exact=True the target
+        judges only as much from the start of the draft as leaves its logits alone.
         """
         tokens = self._checked(draft.tokens if isinstance(draft, Draft) else draft)
         candidates = q = None
         if isinstance(draft, Draft) and draft.proposal is not None:
             candidates, q = arguments.drawn_from(len(tokens), draft.candidates, draft.proposal)
-        with self._exclusively():
-            proposal = self._native.proposal(tokens, candidates, q)
-            proposal.n = self._exactness.allowed(proposal.n)
-            committed, verdict = self._native.verify(proposal)
+        n = self._exactness.allowed(len(tokens))
+        committed, verdict = self._native.verify_tokens(tokens[:n], candidates, q)
         bonus = committed[-1] if verdict.has_bonus else None
         return Verdict(committed, int(verdict.n_accepted), bonus, bool(verdict.finished))
 
@@ -477,14 +505,10 @@ class Engine:
 
     # ---- checks ----
 
-    @contextmanager
-    def _exclusively(self) -> Iterator[None]:
-        if not self._busy.acquire(blocking=False):
+    def _check_turn(self, turn: object) -> None:
+        self._native.check_open()
+        if self._turns[0] is not turn:
             raise EngineBusyError(_BUSY)
-        try:
-            yield
-        finally:
-            self._busy.release()
 
     def _width(self, max_draft_tokens: Width, stacklevel: int) -> tuple[int, str]:
         """Tokens to draft a round, and stats.drafting for it."""
@@ -559,13 +583,15 @@ class _Plan:
 
 
 def _finish(run: Generator[Piece, None, Result]) -> Result:
-    with closing(run):  # a traceback that lives on must not keep the engine busy
+    try:
         while True:
             try:
                 next(run)
             except StopIteration as end:
                 result: Result = end.value
                 return result
+    finally:
+        run.close()  # a traceback that lives on must not keep the engine busy
 
 
 _BUSY = (

@@ -6,20 +6,20 @@ only place where a signal has to wait.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from pydflash2.errors import EngineClosedError, NativeError, error_from_status
+from pydflash2.errors import EngineBusyError, EngineClosedError, NativeError, error_from_status
 
 if TYPE_CHECKING:
     from pydflash2.settings import Sampling
@@ -146,11 +146,79 @@ class DraftArrays(NamedTuple):
     proposal: Floats | None  # [n, k]
 
 
-def _free(lock: threading.Lock, engine: Any, sequence: Any) -> None:
-    with lock:  # a call that another thread is in ends first
-        lib.pd2_sequence_free(sequence)
-        lib.pd2_engine_free(engine)
-    drain_log()
+_Arguments = ParamSpec("_Arguments")
+_Returned = TypeVar("_Returned")
+
+
+def _one_at_a_time(
+    call: Callable[Concatenate[NativeEngine, _Arguments], _Returned],
+) -> Callable[Concatenate[NativeEngine, _Arguments], _Returned]:
+    """Lets threads into an open engine one after the other.
+
+    The lock's own `with` is the only one that Ctrl-C can't come between: a context manager written in Python
+    that is interrupted as it begins or ends leaves the lock closed for as long as the traceback is kept.
+    """
+
+    @functools.wraps(call)
+    def entered(self: NativeEngine, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Returned:
+        self.check_open()  # in a forked process the lock may be held by a thread that isn't there
+        handles = self._handles
+        if handles.entered():
+            raise EngineBusyError(
+                "the engine is amid a call that this signal handler or finalizer interrupts: let it end first"
+            )
+        try:
+            with handles.lock:
+                try:
+                    handles.thread = threading.get_ident()
+                    self.check_open()
+                    return call(self, *args, **kwargs)
+                finally:
+                    handles.thread = None
+        finally:
+            if self._closing:
+                handles.free()
+
+    return entered
+
+
+class _Handles:
+    """A pd2_engine with its one pd2_sequence, and the lock that lets one call in at a time."""
+
+    def __init__(self) -> None:
+        self.engine = ffi.new("pd2_engine **")  # holds NULL before and after
+        self.sequence = ffi.new("pd2_sequence **")
+        self.lock = threading.Lock()
+        self.thread: int | None = None  # that is in
+        self.process = os.getpid()
+
+    def entered(self) -> bool:
+        """Whether it is this thread that is in, interrupted by a signal handler or a finalizer."""
+        return self.lock.locked() and self.thread == threading.get_ident()
+
+    def free(self) -> None:
+        """After the call that another thread is in. Does nothing where this thread is in one, and in a forked
+        process, whose copy lacks the threads and devices.
+        """
+        if self.process != os.getpid() or self.entered():
+            return
+        with self.lock:
+            try:
+                self.thread = threading.get_ident()
+                engine, self.engine[0] = self.engine[0], ffi.NULL
+                sequence, self.sequence[0] = self.sequence[0], ffi.NULL
+                lib.pd2_sequence_free(sequence)
+                lib.pd2_engine_free(engine)
+            finally:
+                self.thread = None
+        drain_log()
+
+
+class SamplingStruct(NamedTuple):
+    """A pd2_sampling, which holds bare pointers, and what they point to."""
+
+    struct: Any
+    pointed_to: tuple[Any, ...]
 
 
 class NativeEngine:
@@ -188,77 +256,73 @@ class NativeEngine:
         params.taps, params.use_mmap = taps, use_mmap
         params.batch_invariant = batch_invariant
 
-        engine, sequence = ffi.new("pd2_engine **"), ffi.new("pd2_sequence **")
-        check(lib.pd2_engine_load(params, engine))
-        self._engine = engine[0]
-        try:
-            check(lib.pd2_sequence_create(self._engine, sequence))
-        except BaseException:
-            lib.pd2_engine_free(self._engine)
-            raise
-        self._sequence = sequence[0]
-
-        self._lock = threading.Lock()  # one native call at a time
-        # Structs hold bare pointers: what they point to lives as long as they do.
-        self._pointed_to: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        self._release = weakref.finalize(self, _free, self._lock, self._engine, self._sequence)
-
+        self._closing = False
+        self._handles = _Handles()
+        self._release = weakref.finalize(self, self._handles.free)
         self.target = ffi.new("pd2_target_info *")
-        check(lib.pd2_engine_target_info(self._engine, self.target))
         self.head: Any = None
-        if head is not None:
-            self.head = ffi.new("pd2_head_info *")
-            check(lib.pd2_engine_head_info(self._engine, self.head))
+        try:
+            check(lib.pd2_engine_load(params, self._handles.engine))
+            self._engine = self._handles.engine[0]
+            check(lib.pd2_sequence_create(self._engine, self._handles.sequence))
+            self._sequence = self._handles.sequence[0]
+            check(lib.pd2_engine_target_info(self._engine, self.target))
+            if head is not None:
+                self.head = ffi.new("pd2_head_info *")
+                check(lib.pd2_engine_head_info(self._engine, self.head))
+        except BaseException:  # Ctrl-C among them
+            self._release()
+            raise
 
     def close(self) -> None:
-        self._release()
+        self._closing = True  # a call that is running frees when it ends, should this one not come to it
+        self._handles.free()
 
     @property
     def closed(self) -> bool:
-        return not self._release.alive
+        return self._closing or not self._release.alive or self._handles.process != os.getpid()
 
     def check_open(self) -> None:
+        if self._handles.process != os.getpid():
+            raise EngineClosedError(
+                f"the engine belongs to process {self._handles.process}, which this one is a fork of: load "
+                "another one here"
+            )
         if self.closed:
             raise EngineClosedError("the engine is closed: load a new one")
 
-    @contextmanager
-    def _entered(self) -> Iterator[None]:
-        with self._lock:
-            self.check_open()
-            yield
-
     # ---- text <-> tokens ----
 
+    @_one_at_a_time
     def tokenize(self, text: bytes, add_special: bool, parse_special: bool) -> list[int]:
-        with self._entered():
-            capacity = len(text) + 8
-            while True:
-                tokens = ffi.new("int32_t[]", capacity)
-                count = lib.pd2_tokenize(
-                    self._engine, text, len(text), add_special, parse_special, tokens, capacity
-                )
-                if count >= 0:
-                    return list(ffi.unpack(tokens, count)) if count else []
-                capacity = _needed(count)
+        capacity = len(text) + 8
+        while True:
+            tokens = ffi.new("int32_t[]", capacity)
+            count = lib.pd2_tokenize(
+                self._engine, text, len(text), add_special, parse_special, tokens, capacity
+            )
+            if count >= 0:
+                return list(ffi.unpack(tokens, count)) if count else []
+            capacity = _needed(count)
 
+    @_one_at_a_time
     def token_bytes(self, token: int, special: bool = False) -> bytes:
-        with self._entered():
-            capacity = 64
-            while True:
-                data = ffi.new("char[]", capacity)
-                count = lib.pd2_token_bytes(self._engine, token, special, data, capacity)
-                if count >= 0:
-                    return bytes(ffi.buffer(data, count))
-                capacity = _needed(count)
+        capacity = 64
+        while True:
+            data = ffi.new("char[]", capacity)
+            count = lib.pd2_token_bytes(self._engine, token, special, data, capacity)
+            if count >= 0:
+                return bytes(ffi.buffer(data, count))
+            capacity = _needed(count)
 
+    @_one_at_a_time
     def is_end(self, token: int) -> bool:
-        with self._entered():
-            return bool(lib.pd2_token_is_end(self._engine, token))
+        return bool(lib.pd2_token_is_end(self._engine, token))
 
     # ---- the sequence ----
 
-    def sampling(self, chosen: Sampling, seed: int, logprobs: int | None) -> Any:
-        """A pd2_sampling for `begin`, checked: ValueError for what it would refuse."""
+    def sampling(self, chosen: Sampling, seed: int, logprobs: int | None) -> SamplingStruct:
+        """For `begin`, checked: ValueError for what it would refuse."""
         struct = ffi.new("pd2_sampling *")
         lib.pd2_sampling_default(struct)
         for name in _COPIED:
@@ -269,29 +333,29 @@ class NativeEngine:
         grammar = ffi.NULL if chosen.grammar is None else ffi.new("char[]", chosen.grammar.encode("utf-8"))
         struct.grammar = grammar
         struct.seed, struct.n_logprobs = seed, -1 if logprobs is None else logprobs
-        self._pointed_to[struct] = (tokens, values, grammar)
-        with self._entered():
-            check(lib.pd2_sampling_check(self._engine, struct))
-        return struct
+        self._check_sampling(struct)
+        return SamplingStruct(struct, (tokens, values, grammar))
 
-    def begin(self, tokens: Sequence[int], drafting: bool, sampling: Any = ffi.NULL) -> int:
+    @_one_at_a_time
+    def _check_sampling(self, struct: Any) -> None:
+        check(lib.pd2_sampling_check(self._engine, struct))
+
+    @_one_at_a_time
+    def begin(self, tokens: Sequence[int], drafting: bool, sampling: SamplingStruct | None = None) -> int:
         """Sets the prompt; greedy without `sampling`. Returns how many of its tokens the caches hold."""
         n_reused = ffi.new("int32_t *")
-        with self._entered():
-            check(
-                lib.pd2_sequence_begin(
-                    self._sequence, list(tokens), len(tokens), drafting, sampling, n_reused
-                )
-            )
+        struct = ffi.NULL if sampling is None else sampling.struct
+        check(lib.pd2_sequence_begin(self._sequence, list(tokens), len(tokens), drafting, struct, n_reused))
         return int(n_reused[0])
 
+    @_one_at_a_time
     def prefill(self) -> int:
         """Decodes one chunk of the prompt and returns how many tokens are left. At 0 there is an anchor."""
         n_left = ffi.new("int32_t *")
-        with self._entered():
-            check(lib.pd2_sequence_prefill(self._sequence, 0, n_left))
+        check(lib.pd2_sequence_prefill(self._sequence, 0, n_left))
         return int(n_left[0])
 
+    @_one_at_a_time
     def draft(
         self, width: int, temperature: float = 0.0, min_probability: float = 0.0, walk: str = "argmax"
     ) -> Any:
@@ -299,82 +363,83 @@ class NativeEngine:
         params, draft = ffi.new("pd2_draft_params *"), ffi.new("pd2_draft *")
         params.width, params.walk = width, WALKS[walk]
         params.temperature, params.min_probability = temperature, min_probability
-        with self._entered():
-            check(lib.pd2_sequence_draft(self._sequence, params, draft))
+        check(lib.pd2_sequence_draft(self._sequence, params, draft))
         return draft
 
+    @_one_at_a_time
     def draft_arrays(self, draft: Any) -> DraftArrays:
         """Copies of a draft's arrays."""
         n, rows, k = draft.proposal.n, draft.n_lattice, draft.proposal.k
         q = draft.proposal.q
-        with self._entered():
-            return DraftArrays(
-                list(ffi.unpack(draft.proposal.tokens, n)) if n else [],
-                _floats(draft.probabilities, n),
-                np.frombuffer(ffi.buffer(draft.candidates, 4 * rows * k), np.int32).reshape(rows, k).copy(),
-                _floats(draft.scores, rows, k, k),
-                None if q == ffi.NULL else _floats(q, n, k),
-            )
+        return DraftArrays(
+            list(ffi.unpack(draft.proposal.tokens, n)) if n else [],
+            _floats(draft.probabilities, n),
+            np.frombuffer(ffi.buffer(draft.candidates, 4 * rows * k), np.int32).reshape(rows, k).copy(),
+            _floats(draft.scores, rows, k, k),
+            None if q == ffi.NULL else _floats(q, n, k),
+        )
 
-    def proposal(self, tokens: Sequence[int], candidates: Integers | None, q: Floats | None) -> Any:
-        """A pd2_proposal of [n] tokens, with what each was drawn from, [n, K], unless they are certain."""
-        proposal = ffi.new("pd2_proposal *")[0]
-        kept = [ffi.new("int32_t[]", list(tokens))]
-        proposal.n, proposal.tokens = len(tokens), kept[0]
-        if candidates is not None and q is not None:
-            kept.append(ffi.from_buffer("int32_t[]", np.ascontiguousarray(candidates, np.int32)))
-            kept.append(ffi.from_buffer("float[]", np.ascontiguousarray(q, np.float32)))
-            proposal.k, proposal.candidates, proposal.q = q.shape[1], kept[1], kept[2]
-        self._pointed_to[proposal] = tuple(kept)
-        return proposal
-
+    @_one_at_a_time
     def verify(self, proposal: Any) -> tuple[list[int], Any]:
-        """Verifies a pd2_proposal. Returns the tokens committed, and the pd2_verdict."""
+        """Verifies a draft's pd2_proposal. Returns the tokens committed, and the pd2_verdict."""
         verdict = ffi.new("pd2_verdict *")
-        with self._entered():
-            check(lib.pd2_sequence_verify(self._sequence, ffi.addressof(proposal), -1, verdict))
-            return list(ffi.unpack(verdict.tokens, verdict.n)), verdict
+        check(lib.pd2_sequence_verify(self._sequence, ffi.addressof(proposal), -1, verdict))
+        return list(ffi.unpack(verdict.tokens, verdict.n)), verdict
 
+    def verify_tokens(
+        self, tokens: Sequence[int], candidates: Integers | None = None, q: Floats | None = None
+    ) -> tuple[list[int], Any]:
+        """Verifies [n] tokens, with what each was drawn from, [n, K], unless they are certain."""
+        proposal = ffi.new("pd2_proposal *")
+        ids = ffi.new(
+            "int32_t[]", list(tokens)
+        )  # the struct holds bare pointers: these keep what they point to
+        proposal.n, proposal.tokens = len(tokens), ids
+        if candidates is not None and q is not None:
+            among = ffi.from_buffer("int32_t[]", np.ascontiguousarray(candidates, np.int32))
+            probabilities = ffi.from_buffer("float[]", np.ascontiguousarray(q, np.float32))
+            proposal.k, proposal.candidates, proposal.q = q.shape[1], among, probabilities
+        return self.verify(proposal[0])
+
+    @_one_at_a_time
     def logprobs(self) -> list[tuple[float, list[tuple[int, float]]]]:
         """Of each token that the last prefill or verify committed: its own, and those of the likeliest."""
         found = ffi.new("pd2_logprobs *")
-        with self._entered():
-            check(lib.pd2_sequence_logprobs(self._sequence, found))
-            n = found.n_top
-            return [
-                (
-                    found.chosen[i],
-                    [(found.top_tokens[i * n + j], found.top[i * n + j]) for j in range(n)],
-                )
-                for i in range(found.n)
-            ]
+        check(lib.pd2_sequence_logprobs(self._sequence, found))
+        n = found.n_top
+        return [
+            (
+                found.chosen[i],
+                [(found.top_tokens[i * n + j], found.top[i * n + j]) for j in range(n)],
+            )
+            for i in range(found.n)
+        ]
 
+    @_one_at_a_time
     def tokens(self) -> list[int]:
-        with self._entered():
-            count = lib.pd2_sequence_n_tokens(self._sequence)
-            return list(ffi.unpack(lib.pd2_sequence_tokens(self._sequence), count)) if count else []
+        count = lib.pd2_sequence_n_tokens(self._sequence)
+        return list(ffi.unpack(lib.pd2_sequence_tokens(self._sequence), count)) if count else []
 
+    @_one_at_a_time
     def draft_obstacle(self) -> str | None:
         """Why `draft` would refuse, or None."""
-        with self._entered():
-            reason = lib.pd2_sequence_draft_obstacle(self._sequence)
-            return string(reason) if reason != ffi.NULL else None
+        reason = lib.pd2_sequence_draft_obstacle(self._sequence)
+        return string(reason) if reason != ffi.NULL else None
 
     # ---- the row check ----
 
+    @_one_at_a_time
     def forget(self) -> None:
         """Empties the sequence, so that the next prompt is computed from its first token on."""
-        with self._entered():
-            check(lib.pd2_sequence_forget(self._sequence))
+        check(lib.pd2_sequence_forget(self._sequence))
 
+    @_one_at_a_time
     def check_rows(self, max_rows: int, depth: int, probe: int) -> list[float]:
         """The largest difference of a logit at 1 .. max_rows rows, see pd2_sequence_check_step: [max_rows].
         A decode a call. Empties the sequence.
         """
         differences, more = ffi.new("float[]", max_rows), ffi.new("bool *", True)
-        with self._entered():
-            check(lib.pd2_sequence_check_begin(self._sequence, max_rows, depth, probe))
+        check(lib.pd2_sequence_check_begin(self._sequence, max_rows, depth, probe))
         while more[0]:
-            with self._entered():
-                check(lib.pd2_sequence_check_step(self._sequence, differences, more))
+            check(lib.pd2_sequence_check_step(self._sequence, differences, more))
         return list(differences)
