@@ -11,6 +11,7 @@
 #include "speculation/row_check.h"
 #include "speculation/sequence.h"
 #include "target/cpu.h"
+#include "target/fork.h"
 #include "target/json_schema.h"
 #include "target/log.h"
 #include "target/quantize.h"
@@ -169,11 +170,13 @@ const char * pd2_system_info(void) {
 
 int32_t pd2_device_count(void) {
     pd2::log_install();  // the first look at the devices makes their back ends talk
+    pd2::fork_install();
     return static_cast<int32_t>(ggml_backend_dev_count());
 }
 
 pd2_status pd2_device_get(int32_t index, pd2_device_info * info) {
     return guarded([&] {
+        pd2::fork_check();
         if (index < 0 || index >= pd2_device_count()) {
             pd2::fail(PD2_ERROR_ARGUMENT, "there is no device %d; %d were found", index, pd2_device_count());
         }

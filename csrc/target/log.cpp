@@ -5,6 +5,10 @@
 #include <deque>
 #include <mutex>
 
+#if !defined(_WIN32)
+#include <pthread.h>
+#endif
+
 #include "llama.h"
 
 namespace pd2 {
@@ -73,7 +77,13 @@ std::string without_function(const std::string & line) {
 
 void log_install() {
     static std::once_flag once;
-    std::call_once(once, [] { llama_log_set(on_log, nullptr); });
+    std::call_once(once, [] {
+#if !defined(_WIN32)
+        // A fork while another thread logs would leave the child a lock that nobody opens.
+        pthread_atfork([] { log().mutex.lock(); }, [] { log().mutex.unlock(); }, [] { log().mutex.unlock(); });
+#endif
+        llama_log_set(on_log, nullptr);
+    });
 }
 
 int32_t log_next(int32_t & level, char * line, int32_t size) {

@@ -8,6 +8,7 @@
 #include "assertions.h"
 #include "cpu.h"
 #include "error.h"
+#include "fork.h"
 #include "grammar.h"
 #include "invariant.h"
 #include "llama-context.h"
@@ -601,8 +602,10 @@ std::unique_ptr<Target> Target::load(const TargetParams & params) {
     static std::once_flag once;
     std::call_once(once, [] {
         log_install();
+        fork_install();
         llama_backend_init();
     });
+    fork_check();
     return std::make_unique<LlamaTarget>(params, check_target_file(params.path));
 }
 
