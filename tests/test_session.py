@@ -1,7 +1,7 @@
 """A session over the C ABI alone, by a program in C: no memory is lost or misused from load to free.
 
-In a build with -DPYDFLASH2_SANITIZE=address LeakSanitizer looks at every allocation, llama.cpp's too; reads and
-writes are watched in csrc alone, as llama.cpp's archives aren't sanitised.
+In a build with -DPYDFLASH2_SANITIZE=address LeakSanitizer looks at every allocation, llama.cpp's too; reads
+and writes are watched in csrc alone, as llama.cpp's archives aren't sanitised.
 """
 
 from __future__ import annotations

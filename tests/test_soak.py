@@ -1,4 +1,4 @@
-"""The small version of scripts/soak.py: an engine that answers hundreds of mixed requests keeps nothing of them."""
+"""A short scripts/soak.py: an engine that answers hundreds of mixed requests keeps nothing of them."""
 
 from __future__ import annotations
 
