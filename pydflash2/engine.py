@@ -105,7 +105,7 @@ def load(
         least = native.head.block_size + 1
         native.close()
         raise ValueError(
-            f"context_size is too small for exact=True, which checks a block of {least - 1} rows after a token: "
+            f"context_size is too small for exact=True, which checks {least - 1} rows after a token: "
             f"ask for {least} at least"
         )
     options = {
