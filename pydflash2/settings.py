@@ -76,7 +76,7 @@ SAMPLING_DEFAULTS = cast(
 )
 
 # Of the text's own temperature; see docs/architecture.md, "What is accepted most".
-_DRAFT_TEMPERATURE = 1.0
+_DRAFT_TEMPERATURE = 0.85
 
 _MOST_LOGPROBS = 1000
 

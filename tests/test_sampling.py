@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import pydflash2
+from pydflash2.settings import Sampling
 from tiny.files import TinyFiles
 
 PROMPT = "the cat sat on"
@@ -207,7 +208,8 @@ def test_what_a_token_was_drawn_from(chain: pydflash2.Engine) -> None:
     draft = chain.draft()
     assert draft.proposal is not None
     assert draft.proposal.shape == draft.candidates.shape == draft.scores.shape
-    weights = np.exp((draft.scores - draft.scores.max(1, keepdims=True)) / 0.8)
+    share = Sampling(temperature=0.8).draft_temperature()
+    weights = np.exp((draft.scores - draft.scores.max(1, keepdims=True)) / share)
     np.testing.assert_allclose(draft.proposal, weights / weights.sum(1, keepdims=True), atol=1e-6)
     for token, candidates, q, probability in zip(
         draft.tokens, draft.candidates, draft.proposal, draft.probabilities, strict=True
