@@ -470,4 +470,6 @@ def _mentions(schema: Any, name: str) -> bool:
 
 
 def _refuse(at: str, what: str) -> NoReturn:
-    raise ValueError(f"json_schema, at {at[:200]}: {what}")
+    what = what if len(what) <= 400 else f"{what[:400]}..."
+    advice = "" if "; " in what else "; correct the schema there"
+    raise ValueError(f"json_schema, at {at[:200]}: {what}{advice}")

@@ -14,7 +14,7 @@ _RAW = re.compile(
 )
 # What to do. Ours end with it; a message that only says what happened leaves the user alone.
 _ADVICE = re.compile(
-    r"\b(allow|ask|cast|change|check|choose|convert|decode|download|drop|fetch|free|give|go|install|leave|load|make|"
+    r"\b(allow|ask|cast|change|check|choose|convert|correct|decode|download|drop|fetch|free|give|go|install|leave|load|make|"
     r"merge|must|name|needs?|pass|possible|remove|run|save|set|shorten|split|update|use|verify|write|"
     r"the target's ids are)\b",
     re.IGNORECASE,
