@@ -8,7 +8,7 @@
 import logging
 from importlib.metadata import version
 
-from pydflash2.engine import Engine, load
+from pydflash2.engine import Engine
 from pydflash2.errors import (
     BackendUnavailableError,
     ContextOverflowError,
@@ -21,6 +21,7 @@ from pydflash2.errors import (
     OutOfMemoryError,
     PyDFlash2Error,
 )
+from pydflash2.loading import load
 from pydflash2.results import Draft, Piece, Result, Stats, TokenLogprob, Verdict
 
 __version__ = version("pydflash2")

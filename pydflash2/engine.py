@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import functools
-import os
 import warnings
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, SupportsIndex, TypeVar
 
 import numpy as np
 
-from pydflash2 import arguments, model_files
+from pydflash2 import arguments
 from pydflash2.errors import ContextOverflowError, EngineBusyError
 from pydflash2.exactness import Exactness, RowCheck
-from pydflash2.native import TAPS, NativeEngine
+from pydflash2.native import NativeEngine
 from pydflash2.results import Draft, Piece, Result, Stats, TokenLogprob, Verdict
 from pydflash2.settings import (
     DEFAULTS,
@@ -35,117 +34,7 @@ from pydflash2.text import TextStream
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-PathLike = str | os.PathLike[str]
 Prompt = str | Iterable[SupportsIndex]
-
-_MOST_THREADS = 512  # GGML_MAX_N_THREADS
-
-
-def load(
-    target: PathLike | None = None,
-    head: PathLike | None = "auto",
-    *,
-    context_size: int | None = None,
-    batch_size: int | None = None,
-    n_threads: int | None = None,
-    n_gpu_layers: int = -1,
-    kv_type: str = "f16",
-    drafter_kv_type: str = "f16",
-    taps: Literal["auto", "wired", "callback"] = "auto",
-    use_mmap: bool = True,
-    exact: bool = False,
-) -> Engine:
-    """Loads a target and its head from GGUF files.
-
-    target: its path; without one, the demo pair inside the package.
-    head: its path, "auto" (the file named dflash-<Model>-<type>.gguf beside the target, if there is one),
-        or None for plain decoding.
-    context_size: tokens a text can have, prompt included; None: what the target was trained on, 8192 at most.
-    batch_size: tokens that one step of the prefill decodes, the head's block_size at least; None: 512. Ctrl-C
-        waits for one step at most.
-    n_threads: None: one a physical core.
-    n_gpu_layers: layers of the target that are offloaded; -1: all where there is a device, 0: none.
-    kv_type, drafter_kv_type: types of the two caches, "f16", "f32", "bf16"; the target's also "q8_0", ...
-    taps: how the target's features are read. "auto" is right unless you compare the two ways.
-    use_mmap: map the target's file rather than read it.
-    exact: speculate only where that can't change a bit of the target's logits, so that a text is, byte for
-        byte, the one that plain decoding on this engine gives. Takes kernels that treat a row alike however
-        many are decoded with it, where the back end has them, and checks them: a few seconds, once for a
-        target, its devices and this build. Where no width passes, decoding is plain, and stats.drafting says
-        why.
-
-    Raises ModelFileError (HeadFormatError, HeadMismatchError), BackendUnavailableError, OutOfMemoryError,
-    NativeError; ValueError and TypeError for bad arguments.
-    """
-    if not isinstance(taps, str) or taps not in TAPS:
-        raise ValueError(f'taps is {arguments.brief(taps)}: use "auto", "wired" or "callback"')
-    batch = None if batch_size is None else arguments.integer("batch_size", batch_size, 1)
-    target_file, head_file, no_head = _files(target, head)
-
-    native = NativeEngine(
-        target_file,
-        head_file,
-        context_size=0 if context_size is None else arguments.integer("context_size", context_size, 0),
-        batch_size=0 if batch is None else batch,
-        n_threads=0 if n_threads is None else arguments.integer("n_threads", n_threads, 1, _MOST_THREADS),
-        n_gpu_layers=arguments.integer("n_gpu_layers", n_gpu_layers, -1),
-        kv_type=arguments.word("kv_type", kv_type),
-        drafter_kv_type=arguments.word("drafter_kv_type", drafter_kv_type),
-        taps=TAPS[taps],
-        use_mmap=arguments.flag("use_mmap", use_mmap),
-        batch_invariant=arguments.flag("exact", exact),
-    )
-    if batch is not None and native.head is not None and batch < native.head.block_size:
-        native.close()
-        raise ValueError(
-            f"batch_size is {batch}, but a block of this head has {native.head.block_size} rows: "
-            "give as many at least"
-        )
-    if exact and native.head is not None and native.target.context_size <= native.head.block_size:
-        least = native.head.block_size + 1
-        native.close()
-        raise ValueError(
-            f"context_size is too small for exact=True, which checks {least - 1} rows after a token: "
-            f"ask for {least} at least"
-        )
-    options = {
-        "batch_size": batch,
-        "n_gpu_layers": int(n_gpu_layers),
-        "kv_type": kv_type,
-        "taps": taps,
-        "exact": exact,
-    }
-    engine = Engine(native, target_file, head_file, no_head, options)
-    if exact:
-        try:
-            engine.check_rows()
-        except BaseException:  # Ctrl-C too: it takes a while
-            engine.close()
-            raise
-    return engine
-
-
-def _files(target: PathLike | None, head: PathLike | None) -> tuple[Path, Path | None, str]:
-    """Target, head, and where there is no head the reason, as stats.drafting gives it."""
-    no_head = "off: loaded with head=None"
-    look_beside = isinstance(head, str) and head == "auto"
-    if target is None:
-        if not look_beside and head is not None:
-            given = os.fspath(head) if isinstance(head, os.PathLike) else head
-            raise ValueError(
-                f"head is {arguments.brief(given)} without a target: name the one it was made for"
-            )
-        demo_target, demo_head = model_files.demo_pair()
-        return demo_target, demo_head if look_beside else None, no_head
-    target_file = model_files.model_file(target, "target")
-    if look_beside:
-        return (
-            target_file,
-            model_files.head_beside(target_file),
-            f"off: no head lies beside {target_file.name}",
-        )
-    return target_file, None if head is None else model_files.model_file(head, "head"), no_head
-
 
 _Arguments = ParamSpec("_Arguments")
 _Returned = TypeVar("_Returned")
