@@ -14,6 +14,10 @@ import pytest
 
 ROOT = Path(__file__).parent.resolve()
 
+# OpenMP's idle threads spin otherwise, and where other processes want the cores each barrier waits for a
+# time slice. Read when its library is loaded, by child processes too.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != ROOT]
 if importlib.util.find_spec("pydflash2") is None:
     raise pytest.UsageError("pydflash2 is not installed: run `pip install '.[test]'` first")
