@@ -63,7 +63,7 @@ def accepted(
         if way.exact_match:
             n_accepted = -1
             for token in [*native.draft_arrays(draft).tokens, None]:
-                committed, verdict = native.verify(native.proposal([], None, None))
+                committed, verdict = native.verify_tokens([])
                 n_accepted, finished = n_accepted + 1, bool(verdict.finished)
                 if committed != [token] or finished:
                     break
