@@ -102,9 +102,8 @@ class Exactness:
     def _run(self) -> RowCheck:
         context_size = int(self._engine.target.context_size)
         rows = min(self._full_width + 1, context_size - 1)
-        largest = [0.0] * rows + [math.inf] * (
-            self._full_width + 1 - rows
-        )  # what has no room is never drafted
+        unmeasured = self._full_width + 1 - rows  # widths that have no room in the context
+        largest = [0.0] * rows + [math.inf] * unmeasured
         for depth, probe in (DEEP if self.exact else SHALLOW) if rows > 1 else ():
             if depth <= context_size - rows or (depth, probe) in SHALLOW:
                 found = self._engine.check_rows(rows, min(depth, context_size - rows), probe)

@@ -75,13 +75,6 @@ def load(
             f"batch_size is {batch}, but a block of this head has {native.head.block_size} rows: "
             "give as many at least"
         )
-    if exact and native.head is not None and native.target.context_size <= native.head.block_size:
-        least = native.head.block_size + 1
-        native.close()
-        raise ValueError(
-            f"context_size is too small for exact=True, which checks {least - 1} rows after a token: "
-            f"ask for {least} at least"
-        )
     options = {
         "batch_size": batch,
         "n_gpu_layers": int(n_gpu_layers),

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import pydflash2
-from pydflash2 import exactness, model_files
+from pydflash2 import exactness, model_files, native
 from pydflash2.cli import main
 from pydflash2.exactness import RowCheck
 from pydflash2.native import NativeEngine
@@ -382,17 +382,17 @@ def test_an_interrupted_check_leaves_the_engine_usable(
 ) -> None:
     with load(*tiny.pair("chain")) as engine:
         expected = engine.generate(PROMPT, max_tokens=20, speculate=False).tokens
-        entered, steps = NativeEngine._entered, iter(range(12))
+        check, steps = native.check, iter(range(12))
 
-        def interrupted(self: NativeEngine) -> Any:
+        def interrupted(status: int) -> None:
+            check(status)
             if next(steps, None) is None:
                 raise KeyboardInterrupt
-            return entered(self)
 
-        monkeypatch.setattr(NativeEngine, "_entered", interrupted)
+        monkeypatch.setattr(native, "check", interrupted)
         with pytest.raises(KeyboardInterrupt):
             engine.check_rows()
-        monkeypatch.setattr(NativeEngine, "_entered", entered)
+        monkeypatch.setattr(native, "check", check)
         assert engine.tokens == []
         assert engine.generate(PROMPT, max_tokens=20).tokens == expected
 
