@@ -200,7 +200,9 @@ class _Document:
         if not isinstance(ref, str):
             _refuse(at, f"$ref is {ref!r}, not a text")
         if ref in open_refs:
-            _refuse(at, f"$ref {ref} comes back to itself without a value in between; no value could fit")
+            _refuse(
+                at, f"$ref {ref} comes back to itself with no value in between: let it name another schema"
+            )
         if ref not in self._names:
             self._names[ref] = name = f"{self._prefix}{len(self._names)}"
             target = self._resolved(ref, at)

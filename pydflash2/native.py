@@ -393,7 +393,7 @@ class NativeEngine:
         proposal = ffi.new("pd2_proposal *")
         ids = ffi.new(
             "int32_t[]", list(tokens)
-        )  # the struct holds bare pointers: these keep what they point to
+        )  # the struct holds bare pointers: locals keep what they point to
         proposal.n, proposal.tokens = len(tokens), ids
         if candidates is not None and q is not None:
             among = ffi.from_buffer("int32_t[]", np.ascontiguousarray(candidates, np.int32))

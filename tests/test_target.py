@@ -57,7 +57,7 @@ class Target(NativeEngine):
         return np.frombuffer(ffi.buffer(data[0], 4 * n_rows[0] * width), np.float32).reshape(-1, width).copy()
 
     def judge(self, draft: Sequence[int]) -> None:
-        self.verify(self.proposal(draft, None, None))
+        self.verify_tokens(draft)
 
     def read(self, tokens: Sequence[int], drafting: bool = False) -> int:
         """Prefills a prompt; returns how many of its tokens were in the cache."""
