@@ -390,10 +390,8 @@ class NativeEngine:
         self, tokens: Sequence[int], candidates: Integers | None = None, q: Floats | None = None
     ) -> tuple[list[int], Any]:
         """Verifies [n] tokens, with what each was drawn from, [n, K], unless they are certain."""
-        proposal = ffi.new("pd2_proposal *")
-        ids = ffi.new(
-            "int32_t[]", list(tokens)
-        )  # the struct holds bare pointers: locals keep what they point to
+        # The struct holds bare pointers: locals keep what they point to.
+        proposal, ids = ffi.new("pd2_proposal *"), ffi.new("int32_t[]", list(tokens))
         proposal.n, proposal.tokens = len(tokens), ids
         if candidates is not None and q is not None:
             among = ffi.from_buffer("int32_t[]", np.ascontiguousarray(candidates, np.int32))
