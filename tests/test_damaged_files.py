@@ -109,6 +109,8 @@ def test_a_cut_head_says_where(tiny: TinyFiles, tmp_path: Path) -> None:
         ("expert_group_count", 3, "qwen3moe.expert_group_count is 3"),
         ("expert_group_count", 8, "qwen3moe.expert_group_count is 8"),
         ("expert_used_count", None, "8 experts, but qwen3moe.expert_used_count is missing"),
+        ("expert_count", None, "qwen3moe has experts, but qwen3moe.expert_count is missing or 0"),
+        ("expert_count", 0, "qwen3moe has experts, but qwen3moe.expert_count is missing or 0"),
     ],
 )
 def test_a_target_with_impossible_experts(
@@ -172,6 +174,23 @@ def test_a_multimodal_rope_without_sections(tiny: TinyFiles, tmp_path: Path) -> 
     file.architecture = "paddleocr"
     file.keys = {name.replace("llama.", "paddleocr.", 1): key for name, key in file.keys.items()}
     with pytest.raises(NativeFailure, match=r"its rope\.dimension_sections are missing or empty"):
+        Native(file.write(tmp_path / "target.gguf"))
+
+
+@pytest.mark.parametrize("value", [0, None])
+def test_no_attention_heads(value: int | None, tiny: TinyFiles, tmp_path: Path) -> None:
+    file = EditableFile(tiny.target("llama"))
+    del file.keys["llama.attention.head_count"]
+    if value is not None:
+        file.set("llama.attention.head_count", value)
+    with pytest.raises(NativeFailure, match=r"llama\.attention\.head_count is missing or below 1"):
+        Native(file.write(tmp_path / "target.gguf"))
+
+
+def test_an_interval_of_no_layers(tiny: TinyFiles, tmp_path: Path) -> None:
+    file = EditableFile(tiny.target("qwen35"))
+    file.set("qwen35.full_attention_interval", 0)
+    with pytest.raises(NativeFailure, match=r"qwen35\.full_attention_interval is 0"):
         Native(file.write(tmp_path / "target.gguf"))
 
 

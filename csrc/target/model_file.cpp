@@ -12,6 +12,7 @@
 
 #include "error.h"
 #include "gguf.h"
+#include "llama-arch.h"
 #include "llama-hparams.h"
 #include "log.h"
 
@@ -74,8 +75,23 @@ void check_values(const gguf_context * file, const std::string & architecture, c
     const auto n_layer = value("block_count");
     require("block_count", n_layer, n_layer >= 1 && n_layer <= LLAMA_MAX_LAYERS);
 
+    const auto n_head = value("attention.head_count");
+    if (!llm_arch_is_recurrent(llm_arch_from_string(architecture)) &&
+        (gguf_find_key(file, (architecture + ".attention.head_count").c_str()) < 0 || (n_head && !(n_head >= 1)))) {
+        fail(PD2_ERROR_MODEL_FILE,
+             "the target '%s' is damaged (%s.attention.head_count is missing or below 1): download or convert it again",
+             path, architecture.c_str());
+    }
+
     const auto n_expert = value("expert_count");
     const auto n_used   = value("expert_used_count");
+    const bool mixes    = architecture.size() > 3 && architecture.compare(architecture.size() - 3, 3, "moe") == 0;
+    if (mixes && (gguf_find_key(file, (architecture + ".expert_count").c_str()) < 0 || n_expert == 0)) {
+        fail(PD2_ERROR_MODEL_FILE,
+             "the target '%s' is damaged (%s has experts, but %s.expert_count is missing or 0): download or convert it "
+             "again",
+             path, architecture.c_str(), architecture.c_str());
+    }
     require("expert_count", n_expert, n_expert >= 0 && n_expert <= LLAMA_MAX_EXPERTS);
     require("expert_used_count", n_used, n_used <= n_expert.value_or(0) && (n_used > 0 || n_expert.value_or(0) == 0));
 
