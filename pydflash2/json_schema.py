@@ -200,9 +200,7 @@ class _Document:
         if not isinstance(ref, str):
             _refuse(at, f"$ref is {ref!r}, not a text")
         if ref in open_refs:
-            _refuse(
-                at, f"$ref {ref} comes back to itself with no value in between: let it name another schema"
-            )
+            _refuse(at, f"$ref {ref} comes back to itself with no value in between; leave one of them out")
         if ref not in self._names:
             self._names[ref] = name = f"{self._prefix}{len(self._names)}"
             target = self._resolved(ref, at)

@@ -14,8 +14,8 @@ _RAW = re.compile(
 )
 # What to do. Ours end with it; a message that only says what happened leaves the user alone.
 _ADVICE = re.compile(
-    r"\b(allow|ask|cast|change|check|choose|convert|correct|decode|download|drop|fetch|free|give|go|install|leave|load|make|"
-    r"merge|must|name|needs?|pass|possible|remove|run|save|set|shorten|split|update|use|verify|write|"
+    r"\b(allow|ask|cast|change|check|choose|convert|correct|decode|download|drop|exchange|fetch|free|give|go|install|leave|"
+    r"load|make|merge|must|name|needs?|pass|possible|remove|run|save|set|shorten|split|update|use|verify|write|"
     r"the target's ids are)\b",
     re.IGNORECASE,
 )
