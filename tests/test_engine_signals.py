@@ -118,7 +118,7 @@ def test_ctrl_c_in_a_load(tiny: TinyFiles, monkeypatch: pytest.MonkeyPatch) -> N
         loaded: list[Any] = []
         freed: list[Any] = []
         with monkeypatch.context() as patch:
-            during(patch, "pd2_engine_free", lambda engine, freed=freed: freed.append(engine))
+            during(patch, "pd2_engine_free", lambda engine, freed=freed: engine and freed.append(engine))
             during(patch, "pd2_engine_load", lambda _, engine, loaded=loaded: loaded.append(engine[0]))
             during(patch, function, lambda *_: signal.raise_signal(signal.SIGINT))
             with pytest.raises(KeyboardInterrupt):
@@ -136,9 +136,10 @@ def test_a_signal_handler_closes_the_engine(
     """As servers do on SIGTERM. The handler runs amid a native call of its own thread, which ends first."""
     engine = pydflash2.load(*tiny.pair("chain"), n_threads=1)
     freed: list[Any] = []
+    own = engine._native._handles.engine[0]  # another test's engine may be collected meanwhile
     before = signal.signal(signal.SIGTERM, lambda *_: engine.close())
     try:
-        during(monkeypatch, "pd2_engine_free", freed.append)
+        during(monkeypatch, "pd2_engine_free", lambda pointer: pointer == own and freed.append(pointer))
         during(monkeypatch, function, lambda *_: freed or signal.raise_signal(signal.SIGTERM))
         with pytest.raises(pydflash2.EngineClosedError, match=r"^the engine is closed: load a new one$"):
             engine.generate(PROMPT, max_tokens=50)
