@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import pydflash2
-from pydflash2.native import NativeEngine
+from pydflash2.native import NativeEngine, ffi
 from tiny.files import TinyFiles
 
 PROMPT = "the cat sat on"
@@ -241,6 +241,48 @@ def test_the_last_reference_frees_the_engine(tiny: TinyFiles) -> None:
     assert not released.alive
 
 
+def test_a_cycle_is_collected(tiny: TinyFiles) -> None:
+    engine = pydflash2.load(*tiny.pair("chain"), n_threads=1)
+    handles = engine._native._handles
+    stream = engine.stream(PROMPT, max_tokens=50)
+    next(stream)
+    cycle: list[object] = [engine, stream]
+    cycle.append(cycle)
+    del engine, stream, cycle
+    assert handles.engine[0] != ffi.NULL
+    gc.collect()
+    assert handles.engine[0] == ffi.NULL
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_engines_one_after_the_other_leave_nothing(tiny: TinyFiles) -> None:
+    program = """
+import ctypes, gc, os, sys, pydflash2
+def resident():
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def use(n):
+    for i in range(n):
+        engine = pydflash2.load(sys.argv[1], sys.argv[2], n_threads=1, context_size=4096)
+        engine.generate([65] * 100, max_tokens=10)
+        if i % 2:
+            engine.close()
+use(10)
+before, files = resident(), len(os.listdir("/proc/self/fd"))
+use(30)
+print(resident() - before, len(os.listdir("/proc/self/fd")) - files)
+with pydflash2.load(sys.argv[1], sys.argv[2], n_threads=1, context_size=4096) as engine:
+    engine.generate([65] * 100, max_tokens=10)
+    print(resident() - before)
+"""
+    command = [sys.executable, "-c", program, *map(str, tiny.pair("chain"))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    grown, files, one_engine = map(int, done.stdout.split())
+    assert grown < one_engine / 4  # of 30 engines
+    assert files == 0
+
+
 AT_EXIT = """
 import sys, threading, pydflash2
 engine = pydflash2.load(sys.argv[1], sys.argv[2], n_threads=1)
@@ -257,6 +299,43 @@ else:
     next(stream)
 print("end")
 """
+
+
+LEAVING = """
+import sys, threading, pydflash2
+def load():
+    return pydflash2.load(sys.argv[1], sys.argv[2], n_threads=1)
+if sys.argv[3] == "sys.exit inside with":
+    with load() as engine:
+        stream = engine.stream("the cat", max_tokens=50)
+        next(stream)
+        sys.exit(3)
+elif sys.argv[3] == "sys.exit in a thread":
+    def work():
+        with load() as engine:
+            next(engine.stream("the cat", max_tokens=50))
+            sys.exit(4)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    sys.exit(3)
+elif sys.argv[3] == "two engines":
+    engine, other = load(), load()
+    next(engine.stream("the cat", max_tokens=50))
+    raise SystemExit(3)
+else:
+    engine = load()
+    engine.itself = engine  # a cycle, which no reference count frees
+    sys.modules["kept"] = engine
+    sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("how", ["sys.exit inside with", "sys.exit in a thread", "two engines", "a cycle"])
+def test_ways_to_leave(tiny: TinyFiles, how: str) -> None:
+    command = [sys.executable, "-c", LEAVING, *map(str, tiny.pair("chain")), how]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
 
 
 @pytest.mark.parametrize("what", ["stream", "thread"])
