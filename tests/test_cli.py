@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -352,3 +353,49 @@ def test_convert(tiny: TinyFiles, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "rounds, mean acceptance length" in capsys.readouterr().err
     assert main(["convert", checkpoint, "--target", str(tiny.target("qwen3-wide")), "-o", head]) == 1
     assert capsys.readouterr().err.startswith("pydflash2: error: ")
+
+
+# ---- sampling --------------------------------------------------------------------------------------------
+
+
+def test_sampling_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    """--json has what a script needs to have the text again; every flag reaches the engine."""
+
+    def record(*flags: str) -> dict[str, Any]:
+        assert main(["generate", "import ", "-n", "24", "-t", "1", "--json", *flags]) == 0
+        result: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return result
+
+    warm = record("--temp", "0.8", "--seed", "7", "--logprobs", "1")
+    assert warm["seed"] == 7
+    assert [entry["token"] for entry in warm["logprobs"]] == warm["tokens"]
+    assert record("--temp", "0.8", "--seed", "7")["tokens"] == warm["tokens"]
+    assert record("--temp", "0.8", "--top-k", "1")["tokens"] == record()["tokens"] != warm["tokens"]
+    first = record()["tokens"][0]
+    assert record("--logit-bias", f"{first}-inf")["tokens"][0] != first
+    assert sum(record("--min-draft-probability", "1")["stats"]["rounds_by_width"][1:]) < 5
+    for flags in (["--min-p", "0.99"], ["--top-p", "0.01"], ["--typical", "0.01"]):
+        assert record("--temp", "5", "--seed", "1", *flags)["tokens"] != warm["tokens"]
+    for penalty in ("--repeat-penalty", "--presence-penalty", "--frequency-penalty"):
+        assert len(set(record(penalty, "9", "--repeat-last-n", "-1")["tokens"])) > 20
+
+
+def test_structured_output_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    grammar, schema = tmp_path / "digits.gbnf", tmp_path / "schema.json"
+    grammar.write_text("root ::= [0-9] [0-9]?")
+    schema.write_text('{"enum": [true, null]}')
+    for flags in (["--grammar-file", str(grammar)], ["--grammar", grammar.read_text()]):
+        assert main(["generate", "x = ", "-t", "1", *flags]) == 0
+        assert capsys.readouterr().out.isdigit()
+    for flags in (["-jf", str(schema)], ["-j", schema.read_text()]):
+        assert main(["generate", "x = ", "-t", "1", *flags]) == 0
+        assert json.loads(capsys.readouterr().out) in (True, None)
+    assert main(["generate", "x", "-j", "{}", "-jf", str(schema)]) == 2
+    assert "both --json-schema and --json-schema-file are given" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("bias", ["15043", "x+1", "5++1", "-3+1", "7-"])
+def test_a_logit_bias_that_is_none(bias: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["generate", "x", f"--logit-bias={bias}"])
+    assert "is no token id with a signed number, such as 15043-1.5" in capsys.readouterr().err

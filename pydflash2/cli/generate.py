@@ -104,7 +104,12 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> argparse
         metavar="ID+N|ID-N",
         help="add to a token's logit, as 15043+1 or 15043-1; 15043-inf forbids it; may be repeated",
     )
-    sampling.add_argument("--grammar-file", metavar="FILE", help="GBNF that the text must follow")
+    sampling.add_argument("--grammar", metavar="GBNF", help="a grammar that the text must follow")
+    sampling.add_argument("--grammar-file", metavar="FILE", help="the same, from a file")
+    sampling.add_argument(
+        "-j", "--json-schema", metavar="SCHEMA", help="the text is a JSON document of this schema; {} is any"
+    )
+    sampling.add_argument("-jf", "--json-schema-file", metavar="FILE", help="the same, from a file")
 
     output = parser.add_argument_group("output")
     output.add_argument(
@@ -188,13 +193,20 @@ def _settings(args: argparse.Namespace) -> Settings:
         "stop": args.stop,
         "speculate": not args.no_speculate,
         "logit_bias": dict(args.logit_bias) if args.logit_bias else None,
-        "grammar": None if args.grammar_file is None else _text(args.grammar_file),
+        "grammar": _given(args.grammar, args.grammar_file, "--grammar"),
+        "json_schema": _given(args.json_schema, args.json_schema_file, "--json-schema"),
         "seed": None if args.seed == -1 else args.seed,
         "logprobs": args.logprobs,
     }
     names = ["min_draft_probability", *(name for _, name, *_ in _SAMPLING if name != "seed")]
     settings |= {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     return cast(Settings, settings)
+
+
+def _given(text: str | None, file: str | None, flag: str) -> str | None:
+    if text is not None and file is not None:
+        raise ValueError(f"both {flag} and {flag}-file are given: leave one out")
+    return text if file is None else _text(file)
 
 
 def _print_or_collect(stream: Generator[Piece, None, Result], quiet: bool) -> Result:
