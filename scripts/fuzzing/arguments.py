@@ -79,16 +79,20 @@ class Caller:
         given = set(values)
         if given:
             values |= {"n_threads": 1, "context_size": 128}
-        for parameter in parameters(name):
-            if parameter.name in given:
-                continue
-            if parameter.default is parameter.empty or dice.random() < 0.3:
-                values[parameter.name] = self._value(parameter.name, dice)
+        # Of twenty arguments that are all drawn, one is always refused: few at a time reach further.
+        takes = [parameter for parameter in parameters(name) if parameter.name not in given]
+        optional = [parameter.name for parameter in takes if parameter.default is not parameter.empty]
+        share = dice.choice([0.0, 0.3, 0.8])  # of absurd values
+        for parameter in takes:
+            if parameter.default is parameter.empty:
+                values[parameter.name] = self._value(parameter.name, dice, share / 2)
+        for chosen in dice.sample(optional, min(len(optional), dice.choice([0, 1, 1, 2, 3, 8]))):
+            values[chosen] = self._value(chosen, dice, share)
         return values
 
-    def _value(self, name: str, dice: Random) -> Any:
+    def _value(self, name: str, dice: Random, share: float) -> Any:
         near = NEAR.get(name, ())
-        if near and dice.random() < 0.55:
+        if near and dice.random() >= share:
             return dice.choice(near)
         value = dice.choice(ABSURD_ITERATORS)() if dice.random() < 0.05 else dice.choice(ABSURD)
         asks_for_ages = name == "n" and isinstance(value, (int, np.integer)) and value > 10

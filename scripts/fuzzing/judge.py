@@ -12,11 +12,12 @@ _RAW = re.compile(
     r"std::|basic_string|vector::|\bmap::at|\b_M_|\bsto[idlu]\b|bad_alloc|Traceback|<object at|0x[0-9a-f]{6,}"
     r"|\bnullptr\b|llama\.cpp gave no reason"
 )
-# What to do. Ours end with it; a message that only says what happened leaves the user alone.
+# What to do. Ours end with it; a message that only says what happened leaves the user alone. (Of what a user
+# wrote, the place where it is wrong is enough.)
 _ADVICE = re.compile(
-    r"\b(allow|ask|cast|change|check|choose|convert|correct|decode|download|drop|exchange|fetch|free|give|go|install|leave|"
+    r"\b(allow|ask|call|cast|change|check|choose|convert|correct|decode|download|drop|exchange|fetch|free|give|go|install|leave|"
     r"load|make|merge|must|name|needs?|pass|possible|remove|run|save|set|shorten|split|update|use|verify|write|"
-    r"the target's ids are)\b",
+    r"the target's ids are|line \d+, column \d+)\b",
     re.IGNORECASE,
 )
 
