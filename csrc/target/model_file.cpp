@@ -64,6 +64,10 @@ std::vector<int32_t> rope_sections(const gguf_context * file, const std::string 
 
 // The values of a damaged file that llama.cpp asserts on, instead of refusing the file.
 void check_values(const gguf_context * file, const std::string & architecture, const char * path) {
+    const llm_arch arch = llm_arch_from_string(architecture);
+    if (arch == LLM_ARCH_UNKNOWN) {
+        return;  // llama.cpp says so
+    }
     const auto require = [&](const char * name, const std::optional<double> & value, bool plausible) {
         if (value && !plausible) {
             fail(PD2_ERROR_MODEL_FILE, "the target '%s' is damaged (%s.%s is %g): download or convert it again", path,
@@ -76,7 +80,7 @@ void check_values(const gguf_context * file, const std::string & architecture, c
     require("block_count", n_layer, n_layer >= 1 && n_layer <= LLAMA_MAX_LAYERS);
 
     const auto n_head = value("attention.head_count");
-    if (!llm_arch_is_recurrent(llm_arch_from_string(architecture)) &&
+    if (!llm_arch_is_recurrent(arch) &&
         (gguf_find_key(file, (architecture + ".attention.head_count").c_str()) < 0 || (n_head && !(n_head >= 1)))) {
         fail(PD2_ERROR_MODEL_FILE,
              "the target '%s' is damaged (%s.attention.head_count is missing or below 1): download or convert it again",
