@@ -445,15 +445,15 @@ def test_generate_exact(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file_type", TYPES)
-def test_a_hundred_texts_of_the_demo_pair(file_type: str, tmp_path: Path) -> None:
+def test_long_texts_of_the_demo_pair(file_type: str, tmp_path: Path) -> None:
     """scripts/check_exact.py does the same with a thousand."""
     source, head = model_files.demo_pair()
     target = requantized(source, tmp_path / "target.gguf", file_type)
     with pydflash2.load(target, head, exact=True) as engine:
         check = engine.check_rows()
         assert check is not None
-        for seed in range(100):
-            prompt = token_ids(seed, 10 + seed, 2, 4000)
+        for seed in range(25):
+            prompt = token_ids(seed, 10 + 4 * seed, 2, 4000)
             plain = engine.generate(prompt, max_tokens=128, speculate=False)
             drafted = engine.generate(prompt, max_tokens=128)
             assert drafted.text.encode() == plain.text.encode(), f"prompt {seed}"
