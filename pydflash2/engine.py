@@ -80,7 +80,6 @@ class Engine:
         self._no_head = no_head  # why, for stats.drafting
         self._turns: list[object] = []  # calls at work; the first has the engine, others are being refused
         self._warned = False
-        self._bytes: dict[int, bytes] = {}  # of each token seen
         self._seed: int | None = None  # of the text begun last
         self._draft_temperature = 0.0  # for drafts by hand
 
@@ -147,7 +146,7 @@ class Engine:
 
     def detokenize(self, tokens: Iterable[SupportsIndex]) -> str:
         """Text of tokens. Special tokens have none."""
-        return b"".join(map(self._token_bytes, self._checked(tokens))).decode("utf-8", "replace")
+        return b"".join(map(self._native.token_bytes, self._checked(tokens))).decode("utf-8", "replace")
 
     @_in_turn
     def check_rows(self) -> RowCheck | None:
@@ -283,7 +282,7 @@ class Engine:
         for count, token in enumerate(committed, start=1):
             if ended and count == len(committed):
                 break  # an end token is no text
-            piece += text.feed(self._token_bytes(token))
+            piece += text.feed(self._native.token_bytes(token))
             if text.stopped:
                 return piece, committed[:count]
         return piece, committed
@@ -451,12 +450,6 @@ class Engine:
             f"the prompt's {len(prompt)} tokens and {generated} need {len(prompt) + wanted} places, but the "
             f"context has {self.context_size}: {advice}"
         )
-
-    def _token_bytes(self, token: int) -> bytes:
-        data = self._bytes.get(token)
-        if data is None:
-            data = self._bytes[token] = self._native.token_bytes(token)
-        return data
 
 
 @dataclass(frozen=True)
