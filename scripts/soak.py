@@ -65,6 +65,16 @@ class Requests:
         self.counts: collections.Counter[str] = collections.Counter()
         self.tokens = self.accepted = 0
 
+    def every_width(self) -> None:
+        """Drafts of every width, and as many accepted. The engine keeps a graph for each of these, made when
+        first needed; by chance the last would come late.
+        """
+        text = self.engine.generate("the", max_tokens=40, speculate=False).tokens
+        for width in range(1, self.engine.block_size or 1):
+            self.engine.generate("the", max_tokens=40, max_draft_tokens=width)
+            self.engine.prefill("the")
+            self.engine.verify(text[1 : width + 1])
+
     def one(self) -> None:
         kind = self.rng.choice(self.kinds)
         kind()
@@ -199,6 +209,7 @@ def main() -> int:
     with pydflash2.load(args.model, args.head or "auto", n_threads=args.threads, context_size=512) as engine:
         requests = Requests(engine, args.seed)
         memory = files = 0
+        requests.every_width()
         start = time.perf_counter()
         for number in range(1, args.requests + 1):
             requests.one()
