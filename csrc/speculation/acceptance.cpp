@@ -6,21 +6,6 @@ namespace pd2 {
 
 namespace {
 
-int32_t draw(const std::vector<int32_t> & tokens, const std::vector<double> & weights, double total, Random & random) {
-    double  left = random.uniform() * total;
-    int32_t last = -1;
-    for (size_t i = 0; i < tokens.size(); ++i) {
-        if (weights[i] > 0) {
-            last = tokens[i];
-            if (left < weights[i]) {
-                break;
-            }
-            left -= weights[i];  // what rounding leaves at the end goes to the last token
-        }
-    }
-    return last;
-}
-
 // What each token of a vocabulary was proposed with; nearly all with nothing, which one bit test mostly tells.
 class Proposed {
   public:
@@ -51,7 +36,7 @@ class Proposed {
 }  // namespace
 
 int32_t draw(const Distribution & p, Random & random) {
-    return draw(p.tokens, p.probabilities, 1, random);
+    return p.tokens[draw_index(p.probabilities, 1, random)];
 }
 
 bool Judge::see(int32_t row, const Distribution & p) {
@@ -82,7 +67,7 @@ bool Judge::see(int32_t row, const Distribution & p) {
 }
 
 int32_t Judge::draw_next() {
-    return draw(tokens_, weights_, total_, random_);
+    return tokens_[draw_index(weights_, total_, random_)];
 }
 
 }  // namespace pd2

@@ -1,8 +1,10 @@
 // The one source of chance of a text: seeded with it, the same on every platform.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <random>
+#include <vector>
 
 namespace pd2 {
 
@@ -16,5 +18,23 @@ class Random {
   private:
     std::mt19937_64 engine_;  // the standard fixes its output
 };
+
+// An index, with the probability weights[i] / total. What rounding leaves at the end goes to the last that has any.
+template <typename Weight>
+size_t draw_index(const std::vector<Weight> & weights, double total, Random & random) {
+    double left = random.uniform() * total;
+    size_t last = 0;
+    for (size_t i = 0; i < weights.size(); ++i) {
+        const auto weight = static_cast<double>(weights[i]);
+        if (weight > 0) {
+            last = i;
+            if (left < weight) {
+                break;
+            }
+            left -= weight;
+        }
+    }
+    return last;
+}
 
 }  // namespace pd2

@@ -29,22 +29,6 @@ std::vector<float> softmax(const float * scores, int32_t k, float temperature, c
     return weights;
 }
 
-int32_t draw(const std::vector<float> & weights, Random & random) {
-    double  left = random.uniform();
-    int32_t last = 0;
-    for (int32_t b = 0; b < static_cast<int32_t>(weights.size()); ++b) {
-        const float weight = weights[static_cast<size_t>(b)];
-        if (weight > 0) {
-            last = b;
-            if (left < static_cast<double>(weight)) {
-                break;
-            }
-            left -= static_cast<double>(weight);
-        }
-    }
-    return last;
-}
-
 // next[t, a]: the candidate at t that makes the most of what follows, after candidate a at t - 1. With P(b | a) the
 // selector's softmax, a path's expected accepted length is P(b1 | anchor) (1 + P(b2 | b1) (1 + ...)).
 std::vector<int32_t> longest_expected(const Lattice & lattice) {
@@ -98,7 +82,9 @@ Path walk(const Lattice & lattice, const WalkParams & params, Random & random, C
         if (most == 0 || probability * most < static_cast<double>(params.min_probability)) {
             break;
         }
-        const int32_t chosen = sampled ? draw(q, random) : planned.empty() ? likeliest : planned[row];
+        const int32_t chosen = sampled           ? static_cast<int32_t>(draw_index(q, 1, random))
+                               : planned.empty() ? likeliest
+                                                 : planned[row];
         path.tokens.push_back(candidates[chosen]);
         path.probabilities.push_back(q[static_cast<size_t>(chosen)]);
         if (sampled) {
