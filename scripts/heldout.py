@@ -5,14 +5,13 @@ from __future__ import annotations
 import sysconfig
 from pathlib import Path
 
-import pydflash2
+from demo_pair.heldout import HELDOUT_LIST, heldout_names
 
-HELDOUT_LIST = Path(__file__).parent / "demo_pair" / "heldout.txt"
+import pydflash2
 
 
 def heldout_texts() -> list[str]:
-    names = [line for line in HELDOUT_LIST.read_text().splitlines() if line and not line.startswith("#")]
-    files = [Path(sysconfig.get_path("stdlib"), name) for name in names]
+    files = [Path(sysconfig.get_path("stdlib"), name) for name in heldout_names()]
     texts = [
         file.read_text(encoding="utf-8", errors="replace").expandtabs(8) for file in files if file.exists()
     ]

@@ -16,11 +16,12 @@ from pathlib import Path
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from .heldout import heldout_names
+
 END_OF_TEXT = "<|endoftext|>"
 MASK = "<|mask|>"
 END_OF_TEXT_ID = 0
 MASK_ID = 1
-HELDOUT_LIST = Path(__file__).with_name("heldout.txt")
 
 # llama.cpp's pre-tokenizer "qwen2"; training with the same pattern makes both tokenise alike.
 QWEN2_PATTERN = (
@@ -70,12 +71,6 @@ def read_documents(root: Path, names: list[str]) -> Iterator[tuple[str, str]]:
         if digest not in seen and readable(text):
             seen.add(digest)
             yield name, text
-
-
-def heldout_names() -> list[str]:
-    """The committed list of files that nothing is trained on."""
-    lines = HELDOUT_LIST.read_text(encoding="utf-8").splitlines()
-    return [line for line in lines if line and not line.startswith("#")]
 
 
 def choose_heldout(root: Path, count: int, seed: int) -> list[str]:
