@@ -16,7 +16,7 @@ import numpy as np
 from pydflash2 import arguments
 from pydflash2.errors import ContextOverflowError, EngineBusyError
 from pydflash2.exactness import Exactness, RowCheck
-from pydflash2.native import NativeEngine
+from pydflash2.native import NativeEngine, SamplingStruct
 from pydflash2.results import Draft, Piece, Result, Stats, TokenLogprob, Verdict
 from pydflash2.settings import (
     DEFAULTS,
@@ -208,9 +208,13 @@ class Engine:
         can be had again alone. Raises as `generate` does.
         """
         count = arguments.integer("n", n, 1)
-        request = Request.of(settings)
-        plans = [self._plan(prompt, replace(request, seed=(request.seed + i) % 2**64)) for i in range(count)]
-        return [_finish(self._run(plan)) for plan in plans]
+        plan = self._plan(prompt, Request.of(settings))
+        results = []
+        for i in range(count):
+            seeded = replace(plan.request, seed=(plan.request.seed + i) % 2**64)
+            plan.sampling.struct.seed = seeded.seed
+            results.append(_finish(self._run(replace(plan, request=seeded))))
+        return results
 
     def _plan(self, prompt: Prompt, request: Request) -> _Plan:
         self._native.check_open()
@@ -382,7 +386,7 @@ class Engine:
         """Of the text that was begun last: with it and the same settings, it can be had again."""
         return self._seed
 
-    def _prefill(self, prompt: list[int], drafting: bool, sampling: Any) -> tuple[int, int]:
+    def _prefill(self, prompt: list[int], drafting: bool, sampling: SamplingStruct) -> tuple[int, int]:
         """Returns how many tokens of the prompt were reused, and the anchor."""
         if not self._exactness.keeps_prefixes:
             self._native.forget()
@@ -461,7 +465,7 @@ class _Plan:
     max_tokens: int
     width: int
     drafting: str  # as in Stats
-    sampling: Any  # a pd2_sampling
+    sampling: SamplingStruct
 
 
 def _finish(run: Generator[Piece, None, Result]) -> Result:
