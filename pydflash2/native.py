@@ -59,18 +59,6 @@ WALKS = {"argmax": lib.PD2_WALK_ARGMAX, "expected": lib.PD2_WALK_EXPECTED_LENGTH
 
 log = logging.getLogger("pydflash2")
 
-_COPIED = (  # of a Sampling into a pd2_sampling, as they are
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "repeat_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "penalty_last_n",
-)
-
 _LOG_LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
 
 
@@ -325,8 +313,9 @@ class NativeEngine:
         """For `begin`, checked: ValueError for what it would refuse."""
         struct = ffi.new("pd2_sampling *")
         lib.pd2_sampling_default(struct)
-        for name in _COPIED:
-            setattr(struct, name, getattr(chosen, name))
+        for name, value in vars(chosen).items():
+            if name not in ("logit_bias", "grammar"):  # plain numbers, as they are
+                setattr(struct, name, value)
         tokens = ffi.new("int32_t[]", list(chosen.logit_bias))
         values = ffi.new("float[]", list(chosen.logit_bias.values()))
         struct.n_logit_bias, struct.bias_tokens, struct.bias_values = len(tokens), tokens, values

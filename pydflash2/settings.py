@@ -7,7 +7,7 @@ import inspect
 import math
 import secrets
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, SupportsFloat, SupportsIndex, TypedDict, TypeVar, cast
 
 from pydflash2 import arguments
@@ -85,17 +85,17 @@ _MOST_LOGPROBS = 1000
 class Sampling:
     """How the target's next token is chosen. Ranges are checked where it is used."""
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    repeat_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    penalty_last_n: int = 64
-    logit_bias: dict[int, float] = field(default_factory=dict)
-    grammar: str | None = None
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    typical_p: float
+    repeat_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    penalty_last_n: int
+    logit_bias: dict[int, float]
+    grammar: str | None
 
     @classmethod
     def of(cls, settings: Settings) -> Sampling:
@@ -107,10 +107,6 @@ class Sampling:
             grammar=grammar_of(settings["grammar"], settings["json_schema"]),
             **numbers,
         )
-
-    def draft_temperature(self) -> float:
-        """The temperature to draft at: what is accepted most at this text's own."""
-        return _DRAFT_TEMPERATURE * self.temperature
 
 
 _NUMBERS = (
@@ -159,7 +155,7 @@ class Request:
             arguments.flag("speculate", settings["speculate"]),
             width_of(settings["max_draft_tokens"]),
             arguments.number("min_draft_probability", settings["min_draft_probability"], 0, 1),
-            sampling.draft_temperature()
+            _DRAFT_TEMPERATURE * sampling.temperature
             if isinstance(drafting, str)
             else arguments.number("draft_temperature", drafting, 0),
         )

@@ -21,7 +21,7 @@ from heldout import windows
 from tqdm import tqdm
 
 import pydflash2
-from pydflash2.settings import Sampling
+from pydflash2.settings import Request
 
 SHARES = (0.7, 0.85, 1.0, 1.2, 1.5)
 
@@ -53,7 +53,9 @@ def accepted(
 ) -> tuple[int, int]:
     """Rounds and accepted drafts of one text of n tokens."""
     native = engine._native
-    native.begin(prompt, True, native.sampling(Sampling(temperature=way.temperature), seed, None))
+    native.begin(
+        prompt, True, native.sampling(Request.of({"temperature": way.temperature}).sampling, seed, None)
+    )
     while native.prefill():
         pass
     rounds = total = count = 0

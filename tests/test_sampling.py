@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import pydflash2
-from pydflash2.settings import Sampling
+from pydflash2.settings import Request
 from tiny.files import TinyFiles
 
 PROMPT = "the cat sat on"
@@ -208,7 +208,7 @@ def test_what_a_token_was_drawn_from(chain: pydflash2.Engine) -> None:
     draft = chain.draft()
     assert draft.proposal is not None
     assert draft.proposal.shape == draft.candidates.shape == draft.scores.shape
-    share = Sampling(temperature=0.8).draft_temperature()
+    share = Request.of({"temperature": 0.8}).draft_temperature
     weights = np.exp((draft.scores - draft.scores.max(1, keepdims=True)) / share)
     np.testing.assert_allclose(draft.proposal, weights / weights.sum(1, keepdims=True), atol=1e-6)
     for token, candidates, q, probability in zip(
