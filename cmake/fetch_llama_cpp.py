@@ -22,18 +22,33 @@ PACKAGE = "llama-cpp-python"
 
 # What configuring and building `llama` and `ggml` reads, every back end included. vendor/ serves llama.cpp's
 # own tools; its CMake files are still read, and `hash` must exist to configure.
-# Of `common`, only the translation of JSON schemas into grammars, with the JSON library it reads them with.
+# Of `common`, only the translation of JSON schemas into grammars, with the JSON library it reads them with,
+# and the n-gram drafters that tests/native/lookup.cpp compares ours with.
 # cmake/LlamaCpp.cmake names the cache's folder after this file's digest: another list, another folder.
 WANTED_FOLDERS = ("cmake", "ggml", "include", "src", "vendor/hash", "vendor/nlohmann")
-WANTED_FILES = ("CMakeLists.txt", "LICENSE", "licenses/LICENSE-jsonhpp", "vendor/CMakeLists.txt")
-WANTED_OF_COMMON = ("json", "json-schema", "json-schema-to-grammar", "trie", "unicode")
+WANTED_FILES = (
+    "CMakeLists.txt",
+    "LICENSE",
+    "licenses/LICENSE-jsonhpp",
+    "vendor/CMakeLists.txt",
+    "common/common.h",
+    "common/log.h",
+)
+WANTED_OF_COMMON = (
+    "json",
+    "json-schema",
+    "json-schema-to-grammar",
+    "ngram-map",
+    "ngram-mod",
+    "trie",
+    "unicode",
+)
 
 
 def is_wanted(path: str) -> bool:
     parts = path.split("/")
     return (
         path in WANTED_FILES
-        or path == "common/common.h"
         or path in [f"common/{name}{suffix}" for name in WANTED_OF_COMMON for suffix in (".h", ".cpp")]
         or path.startswith(tuple(folder + "/" for folder in WANTED_FOLDERS))
         or (len(parts) == 3 and parts[0] == "vendor" and parts[2] == "CMakeLists.txt")
