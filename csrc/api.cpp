@@ -96,6 +96,11 @@ void load(const pd2_engine_params & params, pd2_engine & engine) {
     const ggml_type drafter_type =
         cache_type(params.drafter_kv_type, "drafter_kv_type", {GGML_TYPE_F16, GGML_TYPE_F32, GGML_TYPE_BF16});
 
+    if (params.draft_vocabulary < -1) {
+        pd2::fail(PD2_ERROR_ARGUMENT,
+                  "draft_vocabulary is %d; give a number of tokens, 0 to have it chosen, -1 for all",
+                  params.draft_vocabulary);
+    }
     pd2::log_install();  // ggml's file reader logs too
 
     // Both files are read and compared before any weight of the head is.
@@ -114,17 +119,20 @@ void load(const pd2_engine_params & params, pd2_engine & engine) {
 
     const pd2::SharedTensors shared = engine.target->shared();
     pd2::DrafterParams       drafter;
-    drafter.path         = engine.head_path;
-    drafter.context_size = engine.target->info().context_size;
-    drafter.batch_size   = engine.target->batch_size();
-    drafter.n_threads    = engine.target->n_threads();
-    drafter.kv_type      = drafter_type;
-    drafter.devices      = engine.target->devices();
-    drafter.token_embd   = shared.token_embd;
-    drafter.output       = shared.output;
-    drafter.output_scale = shared.output_scale;
-    drafter.output_bias  = shared.output_bias;
-    engine.drafter       = pd2::Drafter::load(drafter);
+    drafter.path             = engine.head_path;
+    drafter.context_size     = engine.target->info().context_size;
+    drafter.batch_size       = engine.target->batch_size();
+    drafter.n_threads        = engine.target->n_threads();
+    drafter.kv_type          = drafter_type;
+    drafter.devices          = engine.target->devices();
+    drafter.target_path      = options.path;
+    drafter.ranked_tokens    = engine.target->ranked_tokens();
+    drafter.draft_vocabulary = params.draft_vocabulary;
+    drafter.token_embd       = shared.token_embd;
+    drafter.output           = shared.output;
+    drafter.output_scale     = shared.output_scale;
+    drafter.output_bias      = shared.output_bias;
+    engine.drafter           = pd2::Drafter::load(drafter);
 }
 
 pd2::Sequence::Settings settings_of(const pd2_sampling * given) {
@@ -251,6 +259,8 @@ pd2_status pd2_engine_head_info(const pd2_engine * engine, pd2_head_info * info)
         info->weight_bytes        = engine->drafter->weight_bytes();
         info->cache_bytes         = engine->drafter->cache_bytes();
         info->compute_bytes       = engine->drafter->compute_bytes();
+        info->n_candidates        = engine->drafter->n_candidates();
+        info->round_nodes         = engine->drafter->n_nodes();
         std::copy(p.taps.begin(), p.taps.end(), info->taps);
     });
 }

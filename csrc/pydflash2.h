@@ -109,6 +109,7 @@ typedef struct {
     const char * drafter_kv_type; /* the drafter's cache: "f16" (NULL), "f32", "bf16" */
     pd2_taps     taps;
     bool         use_mmap;
+    int32_t      draft_vocabulary; /* tokens that drafts are made of; 0: chosen by the vocabulary's size, -1: all */
     bool batch_invariant; /* kernels that treat a row alike however many it is decoded with, where there are any */
 } pd2_engine_params;
 
@@ -158,7 +159,9 @@ typedef struct {
     bool     own_output;
     uint64_t weight_bytes;
     uint64_t cache_bytes;   /* K and V of all layers */
-    uint64_t compute_bytes; /* scratch of the graphs reserved so far */
+    uint64_t compute_bytes; /* scratch of the drafter's graphs */
+    int32_t  n_candidates;  /* tokens that drafts are made of: of the draft vocabulary, where there is one */
+    int32_t  round_nodes;   /* operations in the graph of a whole round: injection, block, selector */
 } pd2_head_info;
 
 pd2_status pd2_engine_target_info(const pd2_engine * engine, pd2_target_info * info);

@@ -27,6 +27,7 @@ def load(
     drafter_kv_type: str = "f16",
     taps: Literal["auto", "wired", "callback"] = "auto",
     use_mmap: bool = True,
+    draft_vocabulary: int | Literal["auto", "full"] = "auto",
     exact: bool = False,
 ) -> Engine:
     """Loads a target and its head from GGUF files.
@@ -42,6 +43,10 @@ def load(
     kv_type, drafter_kv_type: types of the two caches, "f16", "f32", "bf16"; the target's also "q8_0", ...
     taps: how the target's features are read. "auto" is right unless you compare the two ways.
     use_mmap: map the target's file rather than read it.
+    draft_vocabulary: tokens that drafts are made of: the tokenizer's most frequent ones and those of the text. The target's
+        output table over all of them is the largest thing a draft reads; what it leaves out is never drafted, and the text
+        stays the same. "auto": 32,768 of a vocabulary that is half as large again or larger, else "full". A head that
+        brings its own output table keeps it.
     exact: speculate only where that can't change a bit of the target's logits, so that a text is, byte for
         byte, the one that plain decoding on this engine gives. Takes kernels that treat a row alike however
         many are decoded with it, where the back end has them, and checks them: a few seconds, once for a
@@ -67,6 +72,7 @@ def load(
         drafter_kv_type=arguments.word("drafter_kv_type", drafter_kv_type),
         taps=TAPS[taps],
         use_mmap=arguments.flag("use_mmap", use_mmap),
+        draft_vocabulary=_draft_vocabulary(draft_vocabulary),
         batch_invariant=arguments.flag("exact", exact),
     )
     if batch is not None and native.head is not None and batch < native.head.block_size:
@@ -90,6 +96,17 @@ def load(
             engine.close()
             raise
     return engine
+
+
+def _draft_vocabulary(tokens: int | str) -> int:
+    """As in pd2_engine_params."""
+    if isinstance(tokens, str):
+        if tokens not in ("auto", "full"):
+            raise ValueError(
+                f'draft_vocabulary is {arguments.brief(tokens)}: give a number, "auto" or "full"'
+            )
+        return 0 if tokens == "auto" else -1
+    return arguments.integer("draft_vocabulary", tokens, 1)
 
 
 def _files(target: PathLike | None, head: PathLike | None) -> tuple[Path, Path | None, str]:

@@ -225,6 +225,7 @@ class NativeEngine:
         drafter_kv_type: str,
         taps: int,
         use_mmap: bool,
+        draft_vocabulary: int = 0,
         batch_invariant: bool = False,
     ) -> None:
         # The struct holds bare pointers: these objects keep what they point to alive until the load is over.
@@ -242,6 +243,7 @@ class NativeEngine:
         params.n_threads, params.n_gpu_layers = n_threads, n_gpu_layers
         params.kv_type, params.drafter_kv_type = kv, drafter_kv
         params.taps, params.use_mmap = taps, use_mmap
+        params.draft_vocabulary = draft_vocabulary
         params.batch_invariant = batch_invariant
 
         self._closing = False

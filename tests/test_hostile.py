@@ -202,7 +202,7 @@ ABSURD: list[tuple[str, Edit, str]] = [
     ("plain", key("attention.head_count_kv", 0), "dflash.attention.head_count_kv is 0, outside 1..65536"),
     ("plain", key("attention.head_count_kv", 3), "4 attention heads are not a multiple of 3 K/V heads"),
     ("plain", key("attention.value_length", 8), "keys of 16 and values of 8 dimensions"),
-    ("plain", key("block_count", 3), "the tensor blk.2.attn_norm.weight is missing"),
+    ("plain", key("block_count", 3), "the tensor blk.2.attn_k.weight is missing"),
     (
         "plain",
         key("block_count", 1),

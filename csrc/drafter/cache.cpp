@@ -7,7 +7,8 @@
 namespace pd2 {
 namespace {
 
-constexpr int32_t kCellStep = 64;
+constexpr int32_t kCellStep    = 64;
+constexpr int32_t kGpuCellStep = 256;  // attention kernels of GPUs want whole multiples
 
 int32_t round_up(int32_t value, int32_t step) {
     return (value + step - 1) / step * step;
@@ -15,50 +16,59 @@ int32_t round_up(int32_t value, int32_t step) {
 
 }  // namespace
 
-void Ring::truncate(int32_t position) {
-    for (int32_t & held : position_) {
-        held = held >= position ? -1 : held;
+void Ring::extend(int32_t position, int32_t n) {
+    if (position != end_) {  // nothing before it is here, or nothing next to it
+        begin_ = position;
     }
+    end_   = position + n;
+    begin_ = std::max(begin_, end_ - n_cells_);
+}
+
+void Ring::truncate(int32_t position) {
+    end_   = std::min(end_, position);
+    begin_ = std::min(begin_, end_);
 }
 
 int32_t Ring::missing_from(int32_t first, int32_t end) const {
-    while (first < end && position_[cell(first)] == first) {
-        ++first;
-    }
-    return first;
+    return first < begin_ ? std::min(first, end) : std::min(std::max(first, end_), end);
 }
 
 int32_t Ring::n_visible(int32_t end) const {
-    // Doubling keeps the number of rebuilds logarithmic in the context.
-    int32_t n = kCellStep;
-    while (n < end && n < n_cells()) {
+    int32_t n = kGpuCellStep;
+    while (n < end && n < n_cells_) {
         n *= 2;
     }
-    return std::min(n, n_cells());
+    return std::min(n, n_cells_);
 }
 
 Cache::Cache(const HeadParams & params, int32_t context_size, ggml_type type, ggml_backend_dev_t device)
-    // A window longer than the context never slides; a block writes its own rows behind the context's.
-    : sliding_(params.n_sliding() > 0 ? round_up(std::min(params.window, context_size) + params.block_size, kCellStep)
-                                      : 0),
-      full_(params.n_sliding() < params.n_layer ? round_up(context_size + params.block_size, kCellStep) : 0),
-      window_(params.window) {
-    ggml_init_params init = {2 * params.n_layer * ggml_tensor_overhead(), nullptr, /*.no_alloc =*/true};
-    context_.reset(ggml_init(init));
-    const int64_t width = static_cast<int64_t>(params.n_head_kv) * params.head_dim;
-    for (int32_t i = 0; i < params.n_layer; ++i) {
-        LayerCache layer;
-        layer.ring = params.sliding[i] ? &sliding_ : &full_;
-        layer.k    = ggml_new_tensor_2d(context_.get(), type, width, layer.ring->n_cells());
-        layer.v    = ggml_new_tensor_2d(context_.get(), type, layer.ring->n_cells(), width);
-        layers_.push_back(layer);
+    : window_(params.window) {
+    const bool    on_cpu = ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
+    const int32_t step   = on_cpu ? kCellStep : kGpuCellStep;
+    for (const bool sliding : {true, false}) {
+        // A window longer than the context never slides; a block writes its own rows behind the context's.
+        const int32_t seen  = sliding ? std::min(params.window, context_size) : context_size;
+        CacheGroup    group = {sliding, Ring(round_up(seen + params.block_size, step)), {}};
+        for (int32_t layer = 0; layer < params.n_layer; ++layer) {
+            if (params.sliding[static_cast<size_t>(layer)] == sliding) {
+                group.layers.push_back(layer);
+            }
+        }
+        if (!group.layers.empty()) {
+            groups_.push_back(std::move(group));
+        }
+    }
+    context_ = new_context(2 * groups_.size());
+    for (CacheGroup & group : groups_) {
+        const int64_t width = static_cast<int64_t>(group.layers.size()) * params.n_head_kv * params.head_dim;
+        group.k             = ggml_new_tensor_2d(context_.get(), type, width, group.ring.n_cells() + 1);
+        group.v             = ggml_new_tensor_2d(context_.get(), type, width, group.ring.n_cells() + 1);
     }
     // Linux grants any amount of main memory and ends the process when it is used.
-    const bool on_cpu = ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
-    size_t     free = 0, total = 0, bytes = 0;
+    size_t free = 0, total = 0, bytes = 0;
     ggml_backend_dev_memory(device, &free, &total);
-    for (const LayerCache & layer : layers_) {
-        bytes += ggml_nbytes(layer.k) + ggml_nbytes(layer.v);
+    for (const CacheGroup & group : groups_) {
+        bytes += ggml_nbytes(group.k) + ggml_nbytes(group.v);
     }
     if (on_cpu && total > 0 && bytes > total) {
         fail(PD2_ERROR_MEMORY,
@@ -75,35 +85,41 @@ Cache::Cache(const HeadParams & params, int32_t context_size, ggml_type type, gg
     ggml_backend_buffer_clear(buffer_.get(), 0);
 }
 
+int32_t Cache::first_visible(int32_t position) const {
+    int32_t first = position;
+    for (const CacheGroup & group : groups_) {
+        first = std::min(first, group.sliding ? std::max(0, position - window_ + 1) : 0);
+    }
+    return first;
+}
+
 int32_t Cache::missing_from(int32_t position) const {
     int32_t missing = position;
-    if (has_sliding()) {
-        missing = std::min(missing, sliding_.missing_from(std::max(0, position - window_ + 1), position));
-    }
-    if (has_full()) {
-        missing = std::min(missing, full_.missing_from(0, position));
+    for (const CacheGroup & group : groups_) {
+        const int32_t first = group.sliding ? std::max(0, position - window_ + 1) : 0;
+        missing             = std::min(missing, group.ring.missing_from(first, position));
     }
     return missing;
 }
 
 void Cache::extend(int32_t position, int32_t n) {
-    for (int32_t i = position; i < position + n; ++i) {
-        if (has_sliding()) {
-            sliding_.put(i);
-        }
-        if (has_full()) {
-            full_.put(i);
-        }
+    for (CacheGroup & group : groups_) {
+        group.ring.extend(position, n);
     }
     end_ = position + n;
 }
 
-void Cache::truncate(int32_t position) {
-    if (position < end_) {
-        sliding_.truncate(position);
-        full_.truncate(position);
-        end_ = position;
+void Cache::lend(int32_t n) {
+    for (CacheGroup & group : groups_) {
+        group.ring.lend(n);
     }
+}
+
+void Cache::truncate(int32_t position) {
+    for (CacheGroup & group : groups_) {
+        group.ring.truncate(position);
+    }
+    end_ = std::min(end_, position);
 }
 
 }  // namespace pd2

@@ -1,5 +1,5 @@
-// The drafter's K/V cache. A layer with a window keeps a ring just large enough for the window and one block; a layer
-// without keeps the whole context. Which position lies in which cell is known on the host alone.
+// The drafter's K/V cache. Layers with a window keep a ring just large enough for the window and one block; layers without
+// keep the whole context. Which position lies in which cell is known on the host alone.
 #pragma once
 
 #include <vector>
@@ -9,59 +9,65 @@
 
 namespace pd2 {
 
-// Cells of one kind of layer (all sliding layers share one ring's layout, all full layers the other's).
+// The cells of one kind of layer: committed positions begin .. end - 1, each in cell position % n_cells.
 class Ring {
   public:
-    explicit Ring(int32_t n_cells) : position_(n_cells, -1) {}
+    explicit Ring(int32_t n_cells) : n_cells_(n_cells) {}
 
-    int32_t n_cells() const { return static_cast<int32_t>(position_.size()); }
-    int32_t cell(int32_t position) const { return position % n_cells(); }
-    int32_t position(int32_t cell) const { return position_[cell]; }  // -1: nothing
+    int32_t n_cells() const { return n_cells_; }
+    int32_t cell(int32_t position) const { return position % n_cells_; }
+    int32_t trash() const { return n_cells_; }  // the cell behind the ring, for rows that nobody shall see
+    int32_t begin() const { return begin_; }
+    int32_t end() const { return end_; }
 
-    void put(int32_t position) { position_[cell(position)] = position; }
-    void drop(int32_t position) { position_[cell(position)] = -1; }
-    void truncate(int32_t position);
+    // Positions position .. position + n - 1 are now here; n <= n_cells.
+    void extend(int32_t position, int32_t n);
+
+    // A block wrote its n rows behind the end, where it no longer sees what was there.
+    void lend(int32_t n) { begin_ = std::max(begin_, std::min(end_, end_ + n - n_cells_)); }
+
+    void truncate(int32_t position);  // forget positions >= position
 
     // The first of the positions [first, end) that is not here; end when all are.
     int32_t missing_from(int32_t first, int32_t end) const;
 
-    // Cells a block that ends before `end` can see: a prefix of the ring until it wraps. Grows in steps, so that graphs
-    // are rebuilt seldom.
+    // Cells a block that ends before `end` can see: a prefix of the ring until it wraps. Doubles, so that the number of
+    // graphs is logarithmic in the context.
     int32_t n_visible(int32_t end) const;
 
   private:
-    std::vector<int32_t> position_;  // [n_cells]
+    int32_t n_cells_;
+    int32_t begin_ = 0;
+    int32_t end_   = 0;
 };
 
-struct LayerCache {
-    ggml_tensor * k    = nullptr;  // [n_head_kv * head_dim, n_cells]
-    ggml_tensor * v    = nullptr;  // [n_cells, n_head_kv * head_dim]: transposed, so that attention reads rows
-    Ring *        ring = nullptr;
+// All layers of one kind: their ring, and K and V of each cell, layer beside layer, so that one operation writes them all.
+struct CacheGroup {
+    bool                 sliding;
+    Ring                 ring;
+    std::vector<int32_t> layers;       // of the head, in the order they lie in a cell
+    ggml_tensor *        k = nullptr;  // [n_layers * n_head_kv * head_dim, n_cells + 1], the last cell is the trash
+    ggml_tensor *        v = nullptr;  // [n_layers * n_head_kv * head_dim, n_cells + 1]
 };
 
 class Cache {
   public:
     Cache(const HeadParams & params, int32_t context_size, ggml_type type, ggml_backend_dev_t device);
-    Cache(const Cache &)             = delete;  // layers point at the rings
+    Cache(const Cache &)             = delete;  // graphs point at the groups
     Cache & operator=(const Cache &) = delete;
 
-    const LayerCache & layer(int32_t i) const { return layers_[i]; }
-    uint64_t           bytes() const { return ggml_backend_buffer_get_size(buffer_.get()); }
-
-    bool   has_sliding() const { return sliding_.n_cells() > 0; }
-    bool   has_full() const { return full_.n_cells() > 0; }
-    Ring & sliding() { return sliding_; }
-    Ring & full() { return full_; }
+    std::vector<CacheGroup> & groups() { return groups_; }
+    uint64_t                  bytes() const { return ggml_backend_buffer_get_size(buffer_.get()); }
 
     int32_t end() const { return end_; }
-    int32_t missing_from(int32_t position) const;  // see Drafter
-    void    extend(int32_t position, int32_t n);   // positions .. + n are now committed
+    int32_t first_visible(int32_t position) const;  // see Drafter
+    int32_t missing_from(int32_t position) const;   // see Drafter
+    void    extend(int32_t position, int32_t n);    // positions .. + n are now committed
+    void    lend(int32_t n);                        // see Ring
     void    truncate(int32_t position);
 
   private:
-    Ring                    sliding_;
-    Ring                    full_;
-    std::vector<LayerCache> layers_;
+    std::vector<CacheGroup> groups_;  // one or two
     ContextPtr              context_;
     BufferPtr               buffer_;
     int32_t                 window_;

@@ -2,139 +2,209 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
-#include "cache.h"
-#include "error.h"
+#include "compute.h"
+#include "draft_vocabulary.h"
+#include "embedding.h"
 #include "graph.h"
-#include "head_file.h"
-#include "weights.h"
+#include "layers.h"
 
 namespace pd2 {
 namespace {
 
-struct BackendFree {
-    void operator()(ggml_backend * backend) const { ggml_backend_free(backend); }
-};
-
-using BackendPtr = std::unique_ptr<ggml_backend, BackendFree>;
-
-std::vector<BackendPtr> open_backends(const std::vector<ggml_backend_dev_t> & devices, int32_t n_threads) {
-    std::vector<BackendPtr> backends;
-    for (ggml_backend_dev_t device : devices) {
-        BackendPtr backend(ggml_backend_dev_init(device, nullptr));
-        if (!backend) {
-            fail(PD2_ERROR_BACKEND, "the device %s could not be opened for the drafter; try n_gpu_layers=0",
-                 ggml_backend_dev_name(device));
-        }
-        ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(device);
-        auto               set = reinterpret_cast<ggml_backend_set_n_threads_t>(
-            ggml_backend_reg_get_proc_address(reg, "ggml_backend_set_n_threads"));
-        if (set) {
-            set(backend.get(), n_threads);
-        }
-        backends.push_back(std::move(backend));
-    }
-    return backends;
-}
+// Features that wait for a draft. Rounds bring a few; plain steps bring one each, and many at once are cheaper to write.
+constexpr int32_t kMostPending = 32;
 
 class GgmlDrafter final : public Drafter {
   public:
     explicit GgmlDrafter(const DrafterParams & options)
         : file_(options.path),
-          backends_(open_backends(options.devices, options.n_threads)),
+          compute_(options.devices, options.n_threads),
           weights_(file_, options.devices),
           cache_(file_.params(), options.context_size, options.kv_type, options.devices.front()),
-          model_{file_.params(),
-                 weights_,
-                 cache_,
-                 weights_.token_embd ? weights_.token_embd : options.token_embd,
-                 weights_.output ? weights_.output : options.output,
-                 weights_.output ? nullptr : options.output_scale,
-                 weights_.output ? nullptr : options.output_bias},
-          batch_size_(options.batch_size) {}
-
-    const HeadParams & params() const override { return file_.params(); }
-    uint64_t           weight_bytes() const override { return weights_.bytes(); }
-    uint64_t           cache_bytes() const override { return cache_.bytes(); }
-
-    uint64_t compute_bytes() const override {
-        uint64_t bytes = 0;
-        for (const auto & [n, graph] : injects_) {
-            bytes += graph->bytes();
+          vocabulary_(make_vocabulary(options)),
+          embedding_(weights_.token_embd ? weights_.token_embd : options.token_embd, file_.params().embedding_scale,
+                     file_.params().mask_token),
+          model_(make_model(options)),
+          batch_size_(options.batch_size),
+          on_cpu_(ggml_backend_dev_type(options.devices.front()) == GGML_BACKEND_DEVICE_TYPE_CPU) {
+        if (weights_.all_on(options.devices.front()) && compute_.reads(model_.output) &&
+            compute_.reads(model_.output_scale) && compute_.reads(model_.output_bias)) {
+            compute_.use_one_buffer();
         }
-        for (const auto & [width, graph] : blocks_) {
-            bytes += graph->bytes();
-        }
-        return bytes;
+        // The largest of each kind first: what does not fit is known now, and the rest finds its memory there.
+        inject_graph(std::min(batch_size_, most_rows()));
+        n_nodes_ = round_graph(params().block_size, params().block_size - 1, INT32_MAX / 2).n_nodes();
     }
 
+    const HeadParams & params() const override { return file_.params(); }
+    uint64_t weight_bytes() const override { return weights_.bytes() + (vocabulary_ ? vocabulary_->bytes() : 0); }
+    uint64_t cache_bytes() const override { return cache_.bytes(); }
+    uint64_t compute_bytes() const override { return compute_.bytes(); }
+    int32_t  n_candidates() const override { return static_cast<int32_t>(model_.output->ne[1]); }
+    int32_t  n_nodes() const override { return n_nodes_; }
+
     void inject(const float * features, int32_t n, int32_t position) override {
-        cache_.truncate(position);
-        int32_t done = 0;
-        if (!cache_.has_full()) {
-            // Rows that no later block can see are not worth computing.
-            done = std::max(0, n - cache_.sliding().n_cells());
+        truncate(position);
+        const auto n_feature = static_cast<size_t>(params().n_feature);
+        if (n > kMostPending || position != cache_.end()) {
+            flush(0);
+            write(features, n, position);
+        } else {
+            flush(kMostPending - n);
+            pending_.insert(pending_.end(), features, features + static_cast<size_t>(n) * n_feature);
+            n_pending_ += n;
+            cache_.extend(position, n);
         }
+    }
+
+    void read_text(const int32_t * tokens, int32_t n) override {
+        if (vocabulary_) {
+            vocabulary_->take_in(tokens, n);
+        }
+    }
+
+    void draft(int32_t anchor, int32_t position, int32_t width, Lattice & lattice) override {
+        flush(params().block_size);
+        // Devices other than a CPU take a full block's rows in the time of one; a CPU takes time for each.
+        const int32_t n_inject = on_cpu_ ? std::max(1, n_pending_) : params().block_size;
+        round_graph(n_inject, width, position + width + 1)
+            .run(pending_.data(), n_pending_, embedding_.block(anchor, width), anchor, position, lattice);
+        forget_pending(n_pending_);
+    }
+
+    int32_t first_visible(int32_t position) const override { return cache_.first_visible(position); }
+    int32_t missing_from(int32_t position) const override { return cache_.missing_from(position); }
+    int32_t end() const override { return cache_.end(); }
+    void    clear() override { truncate(0); }
+
+    void truncate(int32_t position) override {
+        if (position < cache_.end()) {
+            n_pending_ = std::max(0, n_pending_ - (cache_.end() - position));
+            pending_.resize(static_cast<size_t>(n_pending_) * static_cast<size_t>(params().n_feature));
+            cache_.truncate(position);
+        }
+    }
+
+  private:
+    std::unique_ptr<DraftVocabulary> make_vocabulary(const DrafterParams & options) const {
+        if (weights_.output) {  // a head that brings its own has chosen
+            return nullptr;
+        }
+        // Half as many again must be there, or the smaller table is not worth what it leaves out.
+        const auto    n_all = static_cast<int32_t>(options.output->ne[1]);
+        const int32_t fits  = n_all > DraftVocabulary::kAuto / 2 * 3 ? DraftVocabulary::kAuto : n_all;
+        const int32_t n     = options.draft_vocabulary == 0 ? fits : options.draft_vocabulary;
+        if (n < 0 || n >= n_all) {
+            return nullptr;
+        }
+        return std::make_unique<DraftVocabulary>(
+            DraftVocabulary::Source{options.target_path, options.output, options.output_bias}, options.ranked_tokens,
+            std::max(n, file_.params().top_k + 1), options.devices.front());
+    }
+
+    Model make_model(const DrafterParams & options) {
+        const bool own     = weights_.output != nullptr;
+        Model      model   = {file_.params(), weights_, cache_, nullptr, nullptr, nullptr, nullptr, true};
+        model.output       = own ? weights_.output : vocabulary_ ? vocabulary_->output() : options.output;
+        model.output_bias  = own ? nullptr : vocabulary_ ? vocabulary_->bias() : options.output_bias;
+        model.output_scale = own ? nullptr : options.output_scale;
+        model.draft_ids    = vocabulary_ ? vocabulary_->ids() : weights_.draft_ids;
+        model.flash        = RoundGraph(model, 1, 1, 1).attends_on(options.devices.front());
+        return model;
+    }
+
+    // No cell may be written twice in one graph.
+    int32_t most_rows() {
+        int32_t rows = INT32_MAX;
+        for (const CacheGroup & group : cache_.groups()) {
+            rows = std::min(rows, group.ring.n_cells());
+        }
+        return rows;
+    }
+
+    void write(const float * features, int32_t n, int32_t position) {
+        // Rows that no later block can see are not worth computing.
+        int32_t done = std::max(0, cache_.first_visible(position + n) - position);
         while (done < n) {
-            int32_t rows = std::min(n - done, batch_size_);
-            if (cache_.has_sliding()) {
-                rows = std::min(rows, cache_.sliding().n_cells());  // no cell twice in one graph
-            }
+            const int32_t rows = std::min({n - done, batch_size_, most_rows()});
             inject_graph(rows).run(features + static_cast<size_t>(done) * params().n_feature, position + done);
             cache_.extend(position + done, rows);
             done += rows;
         }
     }
 
-    void draft(int32_t anchor, int32_t position, int32_t width, Lattice & lattice) override {
-        block_graph(width, position + width + 1).run(anchor, position, lattice);
+    // Writes what waits for a draft, if that is more than `most` positions.
+    void flush(int32_t most) {
+        if (n_pending_ > most) {
+            inject_graph(n_pending_).run(pending_.data(), cache_.end() - n_pending_);
+            forget_pending(n_pending_);
+        }
     }
 
-    int32_t missing_from(int32_t position) const override { return cache_.missing_from(position); }
-    int32_t end() const override { return cache_.end(); }
-    void    truncate(int32_t position) override { cache_.truncate(position); }
-    void    clear() override { cache_.truncate(0); }
+    void forget_pending(int32_t n) {
+        pending_.erase(pending_.begin(), pending_.begin() + static_cast<ptrdiff_t>(n) * params().n_feature);
+        n_pending_ -= n;
+    }
 
-  private:
     InjectGraph & inject_graph(int32_t n) {
-        // Rounds inject 1 to block_size rows again and again; of a prompt's larger chunks the last shape is enough.
-        auto & graph = injects_[n <= params().block_size ? n : kPromptShape];
+        // Of a prompt's large chunks the last shape is enough.
+        auto & graph = injects_[n <= kMostPending ? n : kPromptShape];
         if (!graph || graph->n() != n) {
-            graph.reset();  // give its memory back before the next one asks
-            graph = allocated(std::make_unique<InjectGraph>(model_, n));
+            keep(graph, std::make_unique<InjectGraph>(model_, n));
         }
         return *graph;
     }
 
-    BlockGraph & block_graph(int32_t width, int32_t end) {
-        auto & graph = blocks_[width];
+    RoundGraph & round_graph(int32_t n_inject, int32_t width, int32_t end) {
+        auto & graph = rounds_[{n_inject, width}];
         if (!graph || !graph->fits(end)) {
-            graph.reset();
-            graph = allocated(std::make_unique<BlockGraph>(model_, width, end));
+            keep(graph, std::make_unique<RoundGraph>(model_, n_inject, width, end));
         }
         return *graph;
     }
 
     template <typename Made>
-    std::unique_ptr<Made> allocated(std::unique_ptr<Made> graph) {
-        std::vector<ggml_backend_t> backends;
-        for (const BackendPtr & backend : backends_) {
-            backends.push_back(backend.get());
+    void keep(std::unique_ptr<Made> & place, std::unique_ptr<Made> graph) {
+        place.reset();
+        bool moved = true;
+        try {
+            moved = graph->allocate(compute_);
+        } catch (...) {
+            injects_.clear();
+            rounds_.clear();
+            throw;
         }
-        graph->allocate(backends);
-        return graph;
+        if (moved) {  // `place` is in one of the maps, which must not lose it
+            for (auto & [n, other] : injects_) {
+                other.reset();
+            }
+            for (auto & [shape, other] : rounds_) {
+                other.reset();
+            }
+        }
+        place = std::move(graph);
     }
 
     static constexpr int32_t kPromptShape = 0;
 
-    HeadFile                                        file_;
-    std::vector<BackendPtr>                         backends_;
-    Weights                                         weights_;
-    Cache                                           cache_;
-    Model                                           model_;
-    int32_t                                         batch_size_;
-    std::map<int32_t, std::unique_ptr<InjectGraph>> injects_;  // by rows
-    std::map<int32_t, std::unique_ptr<BlockGraph>>  blocks_;   // by width
+    HeadFile                         file_;
+    Compute                          compute_;
+    Weights                          weights_;
+    Cache                            cache_;
+    std::unique_ptr<DraftVocabulary> vocabulary_;
+    Embedding                        embedding_;
+    Model                            model_;
+    int32_t                          batch_size_;
+    bool                             on_cpu_;
+    int32_t                          n_nodes_ = 0;
+
+    std::vector<float> pending_;  // [n_pending, n_feature], of the last positions before end()
+    int32_t            n_pending_ = 0;
+
+    std::map<int32_t, std::unique_ptr<InjectGraph>>                    injects_;  // by rows
+    std::map<std::pair<int32_t, int32_t>, std::unique_ptr<RoundGraph>> rounds_;   // by rows injected and width
 };
 
 }  // namespace

@@ -67,6 +67,11 @@ struct DrafterParams {
 
     std::vector<ggml_backend_dev_t> devices;  // preferred first, a CPU last
 
+    // The target's file, and its tokens, those that texts need most first: for a draft vocabulary.
+    std::string          target_path;
+    std::vector<int32_t> ranked_tokens;
+    int32_t              draft_vocabulary = 0;  // tokens; 0: chosen by the size of the vocabulary, -1: all
+
     // Lent by the target where the head has none of its own; must outlive the drafter.
     ggml_tensor * token_embd   = nullptr;
     ggml_tensor * output       = nullptr;
@@ -94,13 +99,22 @@ class Drafter {
     virtual uint64_t           weight_bytes() const  = 0;
     virtual uint64_t           cache_bytes() const   = 0;
     virtual uint64_t           compute_bytes() const = 0;
+    virtual int32_t            n_candidates() const  = 0;  // tokens that drafts are chosen from
+    virtual int32_t            n_nodes() const       = 0;  // operations of a whole round's graph
 
-    // Writes K and V of positions position .. position + n - 1 from features [n, n_feature].
+    // Takes the features [n, n_feature] of positions position .. position + n - 1. Those of a few positions wait for the next
+    // draft, whose graph writes them into the cache.
     virtual void inject(const float * features, int32_t n, int32_t position) = 0;
+
+    // The text has these tokens; see DraftVocabulary.
+    virtual void read_text(const int32_t * tokens, int32_t n) = 0;
 
     // One block: anchor at `position`, then `width` mask rows. Needs missing_from(position) == position. What a block
     // at a later position can see is unchanged.
     virtual void draft(int32_t anchor, int32_t position, int32_t width, Lattice & lattice) = 0;
+
+    // The first position that a block at `position` or later can see.
+    virtual int32_t first_visible(int32_t position) const = 0;
 
     // The first position that must be injected (again), in order up to `position`, before a block can start there;
     // `position` itself when nothing is missing. Windows forget, so this may lie behind end().

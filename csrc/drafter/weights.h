@@ -1,4 +1,5 @@
-// A head's tensors, loaded and placed: on the first device that computes with each, else on the CPU.
+// A head's tensors, loaded and placed: on the first device that computes with each, else on the CPU. Tensors of one type that
+// are multiplied with the same rows lie behind each other, so that one product takes them all.
 #pragma once
 
 #include <vector>
@@ -14,9 +15,12 @@ struct BufferFree {
 
 using BufferPtr = std::unique_ptr<ggml_backend_buffer, BufferFree>;
 
-// The dynamic convolution around one sublayer. Absent (null) in DFlash 1 heads.
+ContextPtr new_context(size_t n_tensors);  // for descriptions only; throws when memory is short
+
+// The dynamic convolution around one sublayer, its taps in reverse: the one that looks back furthest comes first. Absent (null)
+// in DFlash 1 heads.
 struct Convolution {
-    ggml_tensor * base       = nullptr;  // [n_embd, kernel, 2]
+    ggml_tensor * base       = nullptr;  // [n_embd, 2 * kernel, block_size], the same for every row; sides, then taps
     ggml_tensor * projection = nullptr;  // [n_embd, 2 * kernel * groups], rows ordered side, tap, group
 };
 
@@ -29,11 +33,19 @@ struct Layer {
     ggml_tensor * q_norm    = nullptr;  // [head_dim]
     ggml_tensor * k_norm    = nullptr;  // [head_dim]
     ggml_tensor * ffn_norm  = nullptr;  // [n_embd]
-    ggml_tensor * gate      = nullptr;  // [n_embd, n_ff]
+    ggml_tensor * gate_up   = nullptr;  // [n_embd, 2 * n_ff], or null where their types differ
+    ggml_tensor * gate      = nullptr;  // [n_embd, n_ff], a part of gate_up where that exists
     ggml_tensor * up        = nullptr;  // [n_embd, n_ff]
     ggml_tensor * down      = nullptr;  // [n_ff, n_embd]
     Convolution   attn_conv;
     Convolution   ffn_conv;
+};
+
+// What injection multiplies at once: of all sliding, or of all full layers, in order.
+struct ContextSide {
+    ggml_tensor * k      = nullptr;  // [n_embd, n_layers * n_head_kv * head_dim], or null where types differ
+    ggml_tensor * v      = nullptr;  // [n_embd, n_layers * n_head_kv * head_dim], or null where types differ
+    ggml_tensor * k_norm = nullptr;  // [head_dim, n_layers]
 };
 
 class Weights {
@@ -51,19 +63,42 @@ class Weights {
     ggml_tensor *      draft_ids = nullptr;  // [1, n_draft_vocab] I32, the token id of each output row; null: the same
     ggml_tensor *      zeros     = nullptr;  // [n_embd, kernel - 1], what the convolution sees before the block
     std::vector<Layer> layers;
+    ContextSide        context[2];  // of full layers, of sliding ones
 
     uint64_t bytes() const { return bytes_; }
+
+    // All on `device`, where one graph can reach them without copies.
+    bool all_on(ggml_backend_dev_t device) const;
 
   private:
     // The operation a tensor feeds decides where it can live.
     enum class Use { matrix, rows, vector };
 
-    ggml_tensor * declare(const char * name, Use use, int64_t ne0, int64_t ne1 = 1, int64_t ne2 = 1);
-    ggml_tensor * declare_layer(int layer, const char * name, Use use, int64_t ne0, int64_t ne1 = 1, int64_t ne2 = 1);
-    void          declare_all();
-    void          allocate();
-    void          read_all();
-    void          read_draft_ids();
+    // Bytes of the file that belong into a tensor: as they are, or in as many equal pieces as `order` names, in that order.
+    struct Part {
+        const ggml_tensor *  source;
+        ggml_tensor *        into;
+        size_t               offset = 0;  // in `into`
+        int64_t              copies = 1;  // one behind the other
+        std::vector<int64_t> order = {};
+    };
+
+    const ggml_tensor * claim(const std::string & name, Use use, int64_t ne0, int64_t ne1 = 1, int64_t ne2 = 1);
+    ggml_tensor *       make(const std::string & name, Use use, ggml_type type, int64_t ne0, int64_t ne1 = 1,
+                             int64_t ne2 = 1);
+    ggml_tensor *       declare(const std::string & name, Use use, int64_t ne0, int64_t ne1 = 1, int64_t ne2 = 1);
+
+    // Matrices [ne0, ne1] behind each other as one, null where their types differ; parts: views of it, or the matrices.
+    ggml_tensor * stack(const std::vector<std::string> & names, int64_t ne0, int64_t ne1,
+                        const std::vector<ggml_tensor **> & parts);
+
+    void declare_all();
+    void declare_layer(int32_t i);
+    void declare_context(bool sliding);
+    void declare_convolution(Convolution & conv, const std::string & base, const std::string & projection);
+    void allocate();
+    void read_all();
+    void read_draft_ids();
 
     // One group of tensors that share a buffer.
     struct Place {
@@ -72,10 +107,11 @@ class Weights {
         BufferPtr          buffer;
     };
 
-    Place & place_for(const ggml_tensor * meta, Use use);
+    Place & place_for(const char * name, ggml_type type, int64_t ne0, int64_t ne1, Use use);
 
     HeadFile &         file_;
     std::vector<Place> places_;
+    std::vector<Part>  parts_;
     uint64_t           bytes_ = 0;
 };
 

@@ -73,6 +73,9 @@ int32_t Sequence::begin(const int32_t * tokens, int32_t n_tokens, bool drafting,
     sampler_  = std::move(sampler);
     random_   = Random(settings.seed);
 
+    if (drafting) {
+        drafter_->read_text(tokens, n_tokens);
+    }
     with_logprobs_  = settings.n_logprobs >= 0;
     logprobs_       = {};
     logprobs_.n_top = std::max(settings.n_logprobs, 0);
@@ -89,9 +92,11 @@ int32_t Sequence::prefill(int32_t max_tokens) {
     const int32_t n        = std::min(limit, n_prompt - position);
     const bool    last     = position + n == n_prompt;
     try {
+        // What no draft after the prompt can see is not read.
+        const bool read = drafting_ && position + n > drafter_->first_visible(n_prompt);
         target_.decode(tokens_.data() + position, n, position, last ? Target::Logits::last : Target::Logits::none,
-                       drafting_);
-        if (drafting_) {
+                       read);
+        if (read) {
             drafter_->inject(target_.features(), n, position);
         }
         if (last) {
@@ -238,6 +243,9 @@ const Sequence::Verdict & Sequence::verify(const std::vector<Proposal> & draft, 
              n_draft + 1 - n_commit);
     }
     tokens_.insert(tokens_.end(), verdict.tokens.begin(), verdict.tokens.end());
+    if (drafting_) {
+        drafter_->read_text(verdict.tokens.data(), n_commit);
+    }
     verdict_ = std::move(verdict);
     return verdict_;
 }

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 #include <mutex>
+#include <tuple>
 
 #include "assertions.h"
 #include "cpu.h"
@@ -126,6 +127,7 @@ class LlamaTarget : public Target {
     const char *         chat_template() const override { return llama_model_chat_template(model_.get(), nullptr); }
     void                 check_grammar(const std::string & gbnf) const override { pd2::check_grammar(gbnf, vocab_); }
 
+    std::vector<int32_t>     ranked_tokens() const override;
     std::unique_ptr<Sampler> sampler(const SamplingParams & params) const override {
         return make_sampler(vocab_, params, context_size_);
     }
@@ -466,6 +468,33 @@ std::string LlamaTarget::token_bytes(int32_t token, bool special) const {
     }
     bytes.resize(std::max(n, 0));
     return bytes;
+}
+
+std::vector<int32_t> LlamaTarget::ranked_tokens() const {
+    const bool scored = llama_vocab_type(vocab_) != LLAMA_VOCAB_TYPE_BPE;
+    const auto group  = [&](int32_t token) {
+        const int attributes = llama_vocab_get_attr(vocab_, token);
+        const int last       = LLAMA_TOKEN_ATTR_UNUSED | LLAMA_TOKEN_ATTR_UNDEFINED;
+        const int first      = LLAMA_TOKEN_ATTR_CONTROL | LLAMA_TOKEN_ATTR_USER_DEFINED | LLAMA_TOKEN_ATTR_BYTE;
+        return (attributes & last) != 0 ? 2 : (attributes & first) != 0 ? 0 : 1;
+    };
+    struct Rank {
+        int     group;
+        float   score;
+        int32_t token;
+    };
+    std::vector<Rank> ranks;
+    for (int32_t token = 0; token < n_vocab_; ++token) {
+        ranks.push_back({group(token), scored ? -llama_vocab_get_score(vocab_, token) : 0, token});
+    }
+    std::sort(ranks.begin(), ranks.end(), [](const Rank & a, const Rank & b) {
+        return std::tie(a.group, a.score, a.token) < std::tie(b.group, b.score, b.token);
+    });
+    std::vector<int32_t> tokens;
+    for (const Rank & rank : ranks) {
+        tokens.push_back(rank.token);
+    }
+    return tokens;
 }
 
 void LlamaTarget::check_decode(const int32_t * tokens, int32_t n, int32_t position, Logits logits) const {

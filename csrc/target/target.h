@@ -58,6 +58,10 @@ class Target {
     virtual const char *         chat_template() const                                                          = 0;
     virtual void                 check_grammar(const std::string & gbnf) const                                  = 0;
 
+    // All token ids, those that texts need most first, as far as a tokenizer tells: control tokens, then in the order of
+    // merges (a BPE's ids) or of scores.
+    virtual std::vector<int32_t> ranked_tokens() const = 0;
+
     // Throws PD2_ERROR_ARGUMENT for parameters out of range.
     virtual std::unique_ptr<Sampler> sampler(const SamplingParams & params) const = 0;
 

@@ -1,0 +1,52 @@
+// Where the drafter's graphs get their memory and run. Where one device holds everything they read, all graphs share one buffer, as
+// just one of them runs at a time: nothing is planned or allocated again when they take turns. Else ggml's scheduler copies between
+// the devices, one scheduler a graph.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "weights.h"
+
+namespace pd2 {
+
+struct SchedFree {
+    void operator()(ggml_backend_sched * sched) const { ggml_backend_sched_free(sched); }
+};
+
+struct GallocFree {
+    void operator()(ggml_gallocr * allocator) const { ggml_gallocr_free(allocator); }
+};
+
+struct BackendFree {
+    void operator()(ggml_backend * backend) const { ggml_backend_free(backend); }
+};
+
+using SchedPtr   = std::unique_ptr<ggml_backend_sched, SchedFree>;
+using GallocPtr  = std::unique_ptr<ggml_gallocr, GallocFree>;
+using BackendPtr = std::unique_ptr<ggml_backend, BackendFree>;
+
+class Compute {
+  public:
+    // Preferred device first, a CPU last.
+    Compute(const std::vector<ggml_backend_dev_t> & devices, int32_t n_threads);
+
+    // Whether the first device reads a tensor where it lies.
+    bool reads(const ggml_tensor * tensor) const;
+
+    // Before the first allocate(): one device will do.
+    void use_one_buffer();
+
+    // Throws when memory is short. The scheduler, if one is made, belongs to the graph. True: the shared buffer had to grow,
+    // and graphs that were allocated before must not run again.
+    bool allocate(ggml_cgraph * graph, SchedPtr & sched);
+    void run(ggml_cgraph * graph, ggml_backend_sched * sched);
+
+    uint64_t bytes() const;  // of the shared buffer
+
+  private:
+    std::vector<BackendPtr> backends_;
+    GallocPtr               allocator_;  // null: a scheduler a graph
+};
+
+}  // namespace pd2

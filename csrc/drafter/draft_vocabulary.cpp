@@ -1,0 +1,115 @@
+#include "draft_vocabulary.h"
+
+#include <algorithm>
+
+#include "error.h"
+
+namespace pd2 {
+namespace {
+
+// Of the rows, for tokens of the text that are not among the frequent ones.
+constexpr int32_t kSpareShare = 16;
+
+}  // namespace
+
+DraftVocabulary::DraftVocabulary(const Source & source, const std::vector<int32_t> & ranked, int32_t n,
+                                 ggml_backend_dev_t device)
+    : path_(source.path),
+      row_size_(ggml_row_size(source.output->type, source.output->ne[0])),
+      source_bias_(source.bias),
+      token_of_(ranked.begin(), ranked.begin() + n),
+      row_of_(static_cast<size_t>(source.output->ne[1]), -1),
+      first_spare_(n - std::max(1, n / kSpareShare)),
+      next_spare_(first_spare_) {
+    find_rows(source);
+    context_ = new_context(3);
+    output_  = ggml_new_tensor_2d(context_.get(), source.output->type, source.output->ne[0], n);
+    ids_     = ggml_new_tensor_2d(context_.get(), GGML_TYPE_I32, 1, n);
+    bias_    = source.bias ? ggml_new_tensor_1d(context_.get(), GGML_TYPE_F32, n) : nullptr;
+    buffer_.reset(ggml_backend_alloc_ctx_tensors_from_buft(context_.get(), ggml_backend_dev_buffer_type(device)));
+    if (!buffer_) {
+        fail(PD2_ERROR_MEMORY, "no memory on %s for a draft vocabulary of %d tokens; ask for fewer",
+             ggml_backend_dev_name(device), n);
+    }
+    ggml_backend_buffer_set_usage(buffer_.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+
+    // Ids are mostly in order, and then so are the rows in the file. The graph wants ids, whatever their order.
+    std::sort(token_of_.begin(), token_of_.begin() + first_spare_);
+    for (int32_t row = 0; row < n;) {
+        int32_t run = 1;
+        while (row + run < n && run < 1024 &&
+               token_of_[static_cast<size_t>(row + run)] == token_of_[static_cast<size_t>(row)] + run) {
+            ++run;
+        }
+        staging_.resize(static_cast<size_t>(run) * row_size_);
+        read_rows(token_of_[static_cast<size_t>(row)], run, staging_.data());
+        ggml_backend_tensor_set(output_, staging_.data(), static_cast<size_t>(row) * row_size_, staging_.size());
+        for (int32_t i = row; i < row + run; ++i) {
+            put(i, token_of_[static_cast<size_t>(i)]);
+        }
+        row += run;
+    }
+}
+
+void DraftVocabulary::find_rows(const Source & source) {
+    const GgufPtr gguf = [&] {
+        gguf_init_params params = {/*.no_alloc =*/true, /*.ctx =*/nullptr};
+        return GgufPtr(gguf_init_from_file(path_.c_str(), params));
+    }();
+    int64_t id = gguf ? gguf_find_tensor(gguf.get(), "output.weight") : -1;
+    if (gguf && id < 0) {
+        id = gguf_find_tensor(gguf.get(), "token_embd.weight");  // tied
+    }
+    file_.reset(std::fopen(path_.c_str(), "rb"));
+    if (id < 0 || !file_ || gguf_get_tensor_type(gguf.get(), id) != source.output->type ||
+        gguf_get_tensor_size(gguf.get(), id) != static_cast<uint64_t>(source.output->ne[1]) * row_size_) {
+        fail(PD2_ERROR_MODEL_FILE,
+             "'%s' does not hold the target's output table as it is loaded, so no draft vocabulary can be taken from "
+             "it; "
+             "load with draft_vocabulary=\"full\"",
+             path_.c_str());
+    }
+    offset_ = gguf_get_data_offset(gguf.get()) + gguf_get_tensor_offset(gguf.get(), id);
+}
+
+void DraftVocabulary::read_rows(int32_t first, int32_t n, uint8_t * rows) {
+    const uint64_t offset = offset_ + static_cast<uint64_t>(first) * row_size_;
+    const size_t   bytes  = static_cast<size_t>(n) * row_size_;
+#ifdef _WIN32
+    const bool found = _fseeki64(file_.get(), static_cast<int64_t>(offset), SEEK_SET) == 0;
+#else
+    const bool found = fseeko(file_.get(), static_cast<off_t>(offset), SEEK_SET) == 0;
+#endif
+    if (!found || std::fread(rows, 1, bytes, file_.get()) != bytes) {
+        fail(PD2_ERROR_MODEL_FILE, "'%s' could not be read for the draft vocabulary; check the disk", path_.c_str());
+    }
+}
+
+void DraftVocabulary::put(int32_t row, int32_t token) {
+    const auto i                        = static_cast<size_t>(row);
+    token_of_[i]                        = token;
+    row_of_[static_cast<size_t>(token)] = row;
+    ggml_backend_tensor_set(ids_, &token, i * sizeof(int32_t), sizeof(int32_t));
+    if (bias_) {
+        float value = 0;
+        ggml_backend_tensor_get(source_bias_, &value, static_cast<size_t>(token) * sizeof(float), sizeof(float));
+        ggml_backend_tensor_set(bias_, &value, i * sizeof(float), sizeof(float));
+    }
+}
+
+void DraftVocabulary::take_in(const int32_t * tokens, int32_t n) {
+    for (int32_t i = 0; i < n; ++i) {
+        if (row_of_[static_cast<size_t>(tokens[i])] >= 0) {
+            continue;
+        }
+        const int32_t row = next_spare_;
+        next_spare_       = row + 1 < static_cast<int32_t>(token_of_.size()) ? row + 1 : first_spare_;
+        staging_.resize(row_size_);
+        read_rows(tokens[i], 1, staging_.data());
+        row_of_[static_cast<size_t>(token_of_[static_cast<size_t>(row)])] = -1;
+        ggml_backend_tensor_set(output_, staging_.data(), static_cast<size_t>(row) * row_size_, row_size_);
+        put(row, tokens[i]);
+    }
+}
+
+}  // namespace pd2
