@@ -43,10 +43,10 @@ def load(
     kv_type, drafter_kv_type: types of the two caches, "f16", "f32", "bf16"; the target's also "q8_0", ...
     taps: how the target's features are read. "auto" is right unless you compare the two ways.
     use_mmap: map the target's file rather than read it.
-    draft_vocabulary: tokens that drafts are made of: the tokenizer's most frequent ones and those of the text. The target's
-        output table over all of them is the largest thing a draft reads; what it leaves out is never drafted, and the text
-        stays the same. "auto": 32,768 of a vocabulary that is half as large again or larger, else "full". A head that
-        brings its own output table keeps it.
+    draft_vocabulary: tokens that drafts are made of: the tokenizer's most frequent ones and those of the
+        text. The target's output table over all of them is the largest thing a draft reads. A token that
+        is left out is never drafted; the text stays the same. "auto": 32,768 of a vocabulary that is half
+        as large again or larger, else "full". A head that brings its own output table keeps it.
     exact: speculate only where that can't change a bit of the target's logits, so that a text is, byte for
         byte, the one that plain decoding on this engine gives. Takes kernels that treat a row alike however
         many are decoded with it, where the back end has them, and checks them: a few seconds, once for a

@@ -80,7 +80,7 @@ class Weights {
         ggml_tensor *        into;
         size_t               offset = 0;  // in `into`
         int64_t              copies = 1;  // one behind the other
-        std::vector<int64_t> order = {};
+        std::vector<int64_t> order  = {};
     };
 
     const ggml_tensor * claim(const std::string & name, Use use, int64_t ne0, int64_t ne1 = 1, int64_t ne2 = 1);
