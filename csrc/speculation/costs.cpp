@@ -1,0 +1,169 @@
+#include "costs.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace pd2 {
+
+namespace {
+
+constexpr size_t   most_samples = 16;   // of a size: their middle half stands four stalls
+constexpr size_t   set_samples  = 3;    // that a calibrated value counts for: a few rounds can overrule it
+constexpr uint64_t oldest       = 512;  // samples ago: what is older goes when its size is measured again
+constexpr double   memory       = 32;   // samples over which the shares are counted
+
+// A row more, while only the plain step has been measured: between a GPU's 0.01 and a CPU's 0.4.
+constexpr double row_growth = 0.25;
+// A draft before any was measured, in plain steps, and what a token more adds: the head's fixed part is the larger.
+constexpr double draft_cost = 0.3, draft_growth = 0.05;
+
+constexpr double shortest = 1e-9, longest = 1e6;  // seconds that are believed
+
+}  // namespace
+
+CostCurve::CostCurve(int32_t n, double growth)
+    : growth_(growth), points_(static_cast<size_t>(n) + 1), curve_(static_cast<size_t>(n) + 1) {
+    rebuild();
+}
+
+// The mean of the middle half; the lower one of two: a stall is always late.
+double CostCurve::Point::typical() const {
+    std::vector<double> values;
+    for (const Sample & sample : samples) {
+        values.push_back(sample.value);
+    }
+    std::sort(values.begin(), values.end());
+    const size_t n = values.size(), low = n / 4, high = n - std::max(low, n > 1 ? size_t{1} : size_t{0});
+    double       sum = 0;
+    for (size_t i = low; i < high; ++i) {
+        sum += values[i];
+    }
+    return sum / static_cast<double>(high - low);
+}
+
+double CostCurve::at(int32_t size) const {
+    return curve_[static_cast<size_t>(std::clamp(size, 1, static_cast<int32_t>(curve_.size()) - 1))];
+}
+
+bool CostCurve::valid(int32_t size, double seconds) const {
+    return size >= 1 && size < static_cast<int32_t>(points_.size()) && std::isfinite(seconds) && seconds > 0;
+}
+
+int32_t CostCurve::n_samples(int32_t size) const {
+    return static_cast<int32_t>(points_[static_cast<size_t>(size)].samples.size());
+}
+
+void CostCurve::set(int32_t size, double seconds) {
+    if (!valid(size, seconds)) {
+        return;
+    }
+    ++tick_;
+    points_[static_cast<size_t>(size)].samples.assign(
+        set_samples, {std::log(std::clamp(seconds, shortest, longest)) - level_, tick_});
+    rebuild();
+}
+
+// Costs grow with the context, and with what else the machine does. What moves the sizes that are visited moves the
+// others as well, through the level: when a size's own value moves by m, the level moves by m times the size's share of
+// the recent samples, and the size itself by the rest. So sizes visited in turn move it by the mean of their moves,
+// and noise does not pile up: moves of one value cancel each other.
+void CostCurve::sample(int32_t size, double seconds) {
+    if (!valid(size, seconds)) {
+        return;
+    }
+    const double estimate = std::log(at(size));
+    const bool   first    = empty();
+    Point &      point    = points_[static_cast<size_t>(size)];
+    ++tick_;
+    for (Point & other : points_) {
+        other.share -= other.share / memory;
+    }
+    point.share += 1 / memory;
+
+    std::vector<Sample> & samples = point.samples;
+    if (samples.empty() && !first) {
+        samples.push_back({estimate - level_, tick_});  // the first run of a new size is often a slow one
+    }
+    const double before = samples.empty() ? 0 : point.typical();
+    const bool   seen   = !samples.empty();
+    while (samples.size() >= most_samples || (samples.size() > 1 && samples.front().tick + oldest < tick_)) {
+        samples.erase(samples.begin());
+    }
+    samples.push_back({std::log(std::clamp(seconds, shortest, longest)) - level_, tick_});
+    if (seen) {
+        const double move = point.share * (point.typical() - before);
+        level_ += move;
+        for (Sample & sample : samples) {
+            sample.value -= move;
+        }
+    }
+    rebuild();
+}
+
+void CostCurve::rebuild() {
+    struct Pool {
+        double seconds, weight;
+        size_t first, last;  // sizes
+    };
+    // More rows never take less time: where the samples say so, neighbours share their mean (isotonic regression).
+    std::vector<Pool> pools;
+    for (size_t size = 1; size < points_.size(); ++size) {
+        const Point & point = points_[size];
+        if (point.samples.empty()) {
+            continue;
+        }
+        pools.push_back({std::clamp(std::exp(point.typical() + level_), shortest, longest),
+                         static_cast<double>(point.samples.size()), size, size});
+        while (pools.size() > 1 && pools[pools.size() - 2].seconds > pools.back().seconds) {
+            const Pool last = pools.back();
+            pools.pop_back();
+            Pool & pool  = pools.back();
+            pool.seconds = (pool.seconds * pool.weight + last.seconds * last.weight) / (pool.weight + last.weight);
+            pool.weight += last.weight;
+            pool.last = last.last;
+        }
+    }
+    const auto prior = [this](size_t size) { return 1 + growth_ * static_cast<double>(size - 1); };
+    if (pools.empty()) {
+        for (size_t size = 1; size < curve_.size(); ++size) {
+            curve_[size] = prior(size);
+        }
+        return;
+    }
+    const Pool & front = pools.front();
+    const Pool & back  = pools.back();
+    const double slope = back.last > front.first ? (back.seconds - front.seconds) / static_cast<double>(back.last - front.first)
+                                                 : growth_ * front.seconds / prior(front.first);
+    size_t       next  = 0;  // the pool that the size lies in or before
+    for (size_t size = 1; size < curve_.size(); ++size) {
+        next += next < pools.size() && size > pools[next].last ? 1 : 0;
+        if (next == pools.size()) {
+            curve_[size] = back.seconds + slope * static_cast<double>(size - back.last);
+        } else if (size >= pools[next].first) {
+            curve_[size] = pools[next].seconds;
+        } else if (next == 0) {
+            curve_[size] = front.seconds * prior(size) / prior(front.first);
+        } else {
+            const Pool & low  = pools[next - 1];
+            const Pool & high = pools[next];
+            const double part = static_cast<double>(size - low.last) / static_cast<double>(high.first - low.last);
+            curve_[size]      = low.seconds + part * (high.seconds - low.seconds);
+        }
+    }
+}
+
+std::vector<std::pair<int32_t, double>> CostCurve::points() const {
+    std::vector<std::pair<int32_t, double>> points;
+    for (int32_t size = 1; size < static_cast<int32_t>(points_.size()); ++size) {
+        if (n_samples(size) > 0) {
+            points.emplace_back(size, at(size));
+        }
+    }
+    return points;
+}
+
+Costs::Costs(int32_t max_width) : verify_(max_width + 1, row_growth), draft_(max_width, draft_growth) {}
+
+double Costs::draft(int32_t width) const { return draft_.at(width) * (draft_.empty() ? draft_cost * verify(1) : 1); }
+
+}  // namespace pd2
