@@ -10,6 +10,7 @@
 #include "speculation/pair.h"
 #include "speculation/row_check.h"
 #include "speculation/sequence.h"
+#include "speculation/speculator.h"
 #include "target/cpu.h"
 #include "target/fork.h"
 #include "target/json_schema.h"
@@ -27,7 +28,11 @@ struct pd2_engine {
 struct pd2_sequence {
     pd2_engine *                   engine;
     pd2::Sequence                  sequence;
+    pd2::Speculator                speculator;
     std::unique_ptr<pd2::RowCheck> check;
+
+    explicit pd2_sequence(pd2_engine * owner)
+        : engine(owner), sequence(*owner->target, owner->drafter.get()), speculator(sequence) {}
 };
 
 namespace {
@@ -158,6 +163,34 @@ pd2::Sequence::Settings settings_of(const pd2_sampling * given) {
     settings.seed       = s.seed;
     settings.n_logprobs = s.n_logprobs;
     return settings;
+}
+
+pd2::WalkParams walk_of(const pd2_draft_params & params) {
+    return {params.temperature, params.min_probability, params.walk};
+}
+
+pd2::Policy::Lookups lookups_of(const pd2_round_params & params) {
+    switch (params.lookup) {
+        case PD2_LOOKUP_AUTO:
+            return params.max_draft_tokens < 0 ? pd2::Policy::Lookups::any : pd2::Policy::Lookups::off;
+        case PD2_LOOKUP_OFF:
+            return pd2::Policy::Lookups::off;
+        case PD2_LOOKUP_MAP_K4V:
+            return pd2::Policy::Lookups::map_k4v;
+        case PD2_LOOKUP_MOD:
+            return pd2::Policy::Lookups::mod;
+    }
+    pd2::fail(PD2_ERROR_ARGUMENT, "lookup is %d; give one of pd2_lookup", static_cast<int>(params.lookup));
+}
+
+pd2_verdict verdict_of(const pd2::Sequence::Verdict & made) {
+    pd2_verdict verdict = {};
+    verdict.n           = static_cast<int32_t>(made.tokens.size());
+    verdict.n_accepted  = made.n_accepted;
+    verdict.tokens      = made.tokens.data();
+    verdict.has_bonus   = made.has_bonus;
+    verdict.finished    = made.finished;
+    return verdict;
 }
 
 }  // namespace
@@ -327,7 +360,7 @@ pd2_status pd2_sequence_create(pd2_engine * engine, pd2_sequence ** sequence) {
         if (engine->in_use) {
             pd2::fail(PD2_ERROR_ARGUMENT, "this engine already has a sequence; one at a time is supported");
         }
-        *sequence      = new pd2_sequence{engine, {*engine->target, engine->drafter.get()}, nullptr};
+        *sequence      = new pd2_sequence(engine);
         engine->in_use = true;
     });
 }
@@ -371,18 +404,17 @@ void pd2_draft_default_params(pd2_draft_params * params) {
 
 pd2_status pd2_sequence_draft(pd2_sequence * sequence, const pd2_draft_params * params, pd2_draft * draft) {
     return guarded([&] {
-        const pd2::Sequence::Draft & made =
-            sequence->sequence.draft(params->width, {params->temperature, params->min_probability, params->walk});
-        draft->proposal.n          = static_cast<int32_t>(made.path.tokens.size());
-        draft->proposal.tokens     = made.path.tokens.data();
-        draft->proposal.k          = made.lattice.k;
-        draft->proposal.candidates = made.lattice.candidates.data();
-        draft->proposal.q          = made.path.proposal.empty() ? nullptr : made.path.proposal.data();
-        draft->n_lattice           = made.lattice.n;
-        draft->probabilities       = made.path.probabilities.data();
-        draft->candidates          = made.lattice.candidates.data();
-        draft->unary               = made.lattice.unary.data();
-        draft->scores              = made.lattice.scores.data();
+        const pd2::Sequence::Draft & made = sequence->sequence.draft(params->width, walk_of(*params));
+        draft->proposal.n                 = static_cast<int32_t>(made.path.tokens.size());
+        draft->proposal.tokens            = made.path.tokens.data();
+        draft->proposal.k                 = made.lattice.k;
+        draft->proposal.candidates        = made.lattice.candidates.data();
+        draft->proposal.q                 = made.path.proposal.empty() ? nullptr : made.path.proposal.data();
+        draft->n_lattice                  = made.lattice.n;
+        draft->probabilities              = made.path.probabilities.data();
+        draft->candidates                 = made.lattice.candidates.data();
+        draft->unary                      = made.lattice.unary.data();
+        draft->scores                     = made.lattice.scores.data();
     });
 }
 
@@ -399,12 +431,50 @@ pd2_status pd2_sequence_verify(pd2_sequence * sequence, const pd2_proposal * dra
                                     ? pd2::Proposal{draft->tokens[t], draft->k, draft->candidates + row, draft->q + row}
                                     : pd2::Proposal{draft->tokens[t]});
         }
-        const pd2::Sequence::Verdict & made = sequence->sequence.verify(proposals, max_commit);
-        verdict->n                          = static_cast<int32_t>(made.tokens.size());
-        verdict->n_accepted                 = made.n_accepted;
-        verdict->tokens                     = made.tokens.data();
-        verdict->has_bonus                  = made.has_bonus;
-        verdict->finished                   = made.finished;
+        *verdict = verdict_of(sequence->sequence.verify(proposals, max_commit));
+    });
+}
+
+void pd2_round_default_params(pd2_round_params * params) {
+    *params                  = {};
+    params->max_draft_tokens = -1;
+    params->max_commit       = -1;
+}
+
+pd2_status pd2_sequence_round(pd2_sequence * sequence, const pd2_round_params * params, pd2_round * round) {
+    return guarded([&] {
+        pd2::Speculator::Settings settings;
+        settings.mode.head_width = params->max_draft_tokens < 0 ? pd2::Policy::Mode::any : params->max_draft_tokens;
+        settings.mode.lookups    = lookups_of(*params);
+        settings.mode.speculate  = params->max_draft_tokens != 0 || settings.mode.lookups != pd2::Policy::Lookups::off;
+        settings.reproducible    = params->reproducible;
+        settings.walk            = walk_of(params->walk);
+        const pd2::Speculator::Outcome & made = sequence->speculator.round(settings, params->max_commit);
+        round->verdict                        = verdict_of(made.verdict);
+        round->drafter                        = static_cast<pd2_drafter>(made.choice.kind);
+        round->n_drafted                      = made.n_verified;
+        round->draft_seconds                  = made.draft_seconds;
+        round->verify_seconds                 = made.verify_seconds;
+    });
+}
+
+pd2_status pd2_sequence_allow_widths(pd2_sequence * sequence, const int32_t * widths, int32_t n) {
+    return guarded([&] {
+        sequence->speculator.allow(widths ? std::optional(std::vector<int32_t>(widths, widths + n)) : std::nullopt);
+    });
+}
+
+pd2_status pd2_sequence_set_cost(pd2_sequence * sequence, pd2_drafter drafter, int32_t size, double seconds) {
+    return guarded([&] {
+        pd2::Policy & policy = sequence->speculator.policy();
+        drafter == PD2_DRAFTER_HEAD ? policy.set_draft(size, seconds) : policy.set_verify(size, seconds);
+    });
+}
+
+pd2_status pd2_sequence_cost(pd2_sequence * sequence, pd2_drafter drafter, int32_t size, double * seconds) {
+    return guarded([&] {
+        const pd2::Costs & costs = sequence->speculator.policy().costs();
+        *seconds                 = drafter == PD2_DRAFTER_HEAD ? costs.draft(size) : costs.verify(size);
     });
 }
 

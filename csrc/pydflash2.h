@@ -280,6 +280,53 @@ typedef struct {
 pd2_status pd2_sequence_verify(pd2_sequence * sequence, const pd2_proposal * draft, int32_t max_commit,
                                pd2_verdict * verdict);
 
+/* ---- Rounds that choose their own draft ------------------------------------------------------------------------- */
+
+typedef enum {
+    PD2_DRAFTER_NONE    = 0, /* plain decoding */
+    PD2_DRAFTER_HEAD    = 1,
+    PD2_DRAFTER_MAP_K4V = 2, /* looked up in the text: what the places agree on where its last tokens stood before */
+    PD2_DRAFTER_MOD     = 3  /* looked up in the text: what followed its last token where it last stood, and so on */
+} pd2_drafter;
+
+typedef enum {
+    PD2_LOOKUP_AUTO    = 0, /* where it pays */
+    PD2_LOOKUP_OFF     = 1,
+    PD2_LOOKUP_MAP_K4V = 2, /* wherever it finds something; else the head drafts */
+    PD2_LOOKUP_MOD     = 3
+} pd2_lookup;
+
+typedef struct {
+    int32_t          max_draft_tokens; /* of the head; -1: chosen each round; 0: it does not draft */
+    pd2_lookup       lookup;       /* with a number in max_draft_tokens, auto is off: the head alone, at that width */
+    bool             reproducible; /* no measured time may change a width: for texts that are drawn from a seed */
+    pd2_draft_params walk;         /* its width is not looked at */
+    int32_t          max_commit;   /* tokens committed at most, -1 for no limit */
+} pd2_round_params;
+
+void pd2_round_default_params(pd2_round_params * params);
+
+typedef struct {
+    pd2_verdict verdict;
+    pd2_drafter drafter;
+    int32_t     n_drafted; /* drafted tokens that were verified; 0 with a drafter: its draft was cut to nothing */
+    double      draft_seconds;
+    double      verify_seconds;
+} pd2_round; /* arrays belong to the sequence, valid until its next call */
+
+/* Chooses what to draft by expected tokens a second, drafts and verifies: pd2_sequence_draft and _verify in one. What drafts
+ * cost and how many of their tokens stand is learned from round to round. */
+pd2_status pd2_sequence_round(pd2_sequence * sequence, const pd2_round_params * params, pd2_round * round);
+
+/* The only numbers of drafted tokens that pd2_sequence_round may have verified beside 0, [n]; NULL: any. Forgets what was
+ * learned. */
+pd2_status pd2_sequence_allow_widths(pd2_sequence * sequence, const int32_t * widths, int32_t n);
+
+/* What a step takes: a verification by its rows (1: a plain step), or the head's draft by its width. Set from an earlier
+ * measurement, so that nothing has to be learned. Numbers out of range are ignored. */
+pd2_status pd2_sequence_set_cost(pd2_sequence * sequence, pd2_drafter drafter, int32_t size, double seconds);
+pd2_status pd2_sequence_cost(pd2_sequence * sequence, pd2_drafter drafter, int32_t size, double * seconds);
+
 typedef struct {
     int32_t         n; /* tokens the last prefill or verify committed; 0 unless begin asked for log-probabilities */
     int32_t         n_top;

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, SupportsIndex, Ty
 import numpy as np
 
 from pydflash2 import arguments
+from pydflash2.drafts import Drafts
 from pydflash2.errors import ContextOverflowError, EngineBusyError
 from pydflash2.exactness import Exactness, RowCheck
 from pydflash2.native import NativeEngine, SamplingStruct
@@ -178,9 +179,13 @@ class Engine:
         logprobs: N: result.logprobs has the target's own log-probability of each token, and of the N
             likeliest ones.
         speculate: False decodes without the head.
-        max_draft_tokens: tokens drafted a round. It counts drafted tokens, as llama.cpp and vLLM do (SGLang
-            counts the anchor too). "auto" is the most the head was made for, block_size - 1; a greater
-            number is brought down to that, with one warning. 0 is plain decoding.
+        max_draft_tokens: tokens the head drafts a round. It counts drafted tokens, as llama.cpp and vLLM do
+            (SGLang counts the anchor too). "auto": each round the number that is expected to be fastest,
+            none where drafting doesn't pay. A number: always that many, block_size - 1 at most; a greater
+            one is brought down to that, with one warning. 0 is plain decoding.
+        lookup: drafts from the text itself, of what followed its last 12 tokens where they stood before.
+            "auto": where that is expected to be faster; with a number in max_draft_tokens, off. "map-k4v",
+            "mod": that one wherever it finds something, else the head. "off": never.
         min_draft_probability: a draft ends before its probability, the product of its tokens' as the head
             sees them, falls below this. (llama.cpp's p_min looks at one token's alone.)
         draft_temperature: the temperature that drafts are drawn at. It changes what is accepted, never the
@@ -220,34 +225,34 @@ class Engine:
         self._native.check_open()
         if self._turns:
             raise EngineBusyError(_BUSY)
-        width, drafting = self._width(request.max_draft_tokens, stacklevel=4)
-        if not request.speculate:
-            width, drafting = 0, "off: speculate=False"
+        drafts = self._drafts(request, stacklevel=4)
         tokens = self._prompt(prompt)
         room = self._room(tokens, request.max_tokens)
         sampling = self._native.sampling(request.sampling, request.seed, request.logprobs)
-        return _Plan(request, tokens, request.max_tokens or room, width, drafting, sampling)
+        return _Plan(request, tokens, request.max_tokens or room, drafts, sampling)
 
     def _run(self, plan: _Plan) -> Generator[Piece, None, Result]:
-        stats = Stats(drafting=plan.drafting, prompt_tokens=len(plan.prompt))
+        drafts = plan.drafts
+        stats = Stats(drafting=drafts.why, prompt_tokens=len(plan.prompt))
         text = TextStream(plan.request.stop)
         pieces: list[Piece] = []
-        width, count = plan.width, 0
+        count = 0
         turn = object()
         try:  # as in _in_turn
             self._turns.append(turn)
             self._check_turn(turn)
-            if width > 0:
-                self._exactness.measure()
-                width, stats.drafting = self._exactness.limit(width, stats.drafting)
+            if drafts.on:
+                drafts = self._exactness.limited(drafts)
             start = perf_counter()
-            stats.reused_tokens, anchor = self._prefill(plan.prompt, width > 0, plan.sampling)
+            stats.reused_tokens, anchor = self._prefill(plan.prompt, drafts.width > 0, plan.sampling)
             self._seed, self._draft_temperature = plan.request.seed, plan.request.draft_temperature
             stats.prefill_seconds = perf_counter() - start
-            if width > 0 and (obstacle := self._native.draft_obstacle()) is not None:
-                width, stats.drafting = 0, f"off: {obstacle}"
-            stats.max_draft_tokens = width
-            stats.accepted_by_position, stats.rounds_by_width = [0] * width, [0] * (width + 1)
+            if drafts.width > 0 and (obstacle := self._native.draft_obstacle()) is not None:
+                drafts = replace(drafts, width=0, why=f"off: {obstacle}")
+            stats.drafting, stats.max_draft_tokens = drafts.why, drafts.width
+            stats.accepted_by_position = [0] * drafts.width
+            stats.rounds_by_width = [0] * (drafts.width + 1)
+            params = drafts.params(plan.request)
 
             committed, ended = [anchor], self._native.is_end(anchor)
             while True:
@@ -259,8 +264,12 @@ class Engine:
                 if ended or text.stopped or count >= plan.max_tokens:
                     break
                 yield piece
-                # The last round drafts only what can still be committed beside its bonus token.
-                committed, ended = self._round(min(width, plan.max_tokens - count - 1), plan.request, stats)
+                params.max_commit = plan.max_tokens - count
+                done = self._native.round(params)
+                committed, ended = done.tokens, done.finished
+                stats.count(done.drafter, done.n_drafted, done.n_accepted)
+                stats.draft_seconds += done.draft_seconds
+                stats.verify_seconds += done.verify_seconds
         finally:
             self._turns.remove(turn)
 
@@ -290,29 +299,6 @@ class Engine:
             if text.stopped:
                 return piece, committed[:count]
         return piece, committed
-
-    def _round(self, width: int, request: Request, stats: Stats) -> tuple[list[int], bool]:
-        """A draft and its verification; a plain step at width 0. Returns the tokens committed, and if the
-        text ended with them.
-        """
-        start = perf_counter()
-        width = self._exactness.allowed(width)
-        if width > 0:
-            draft = self._native.draft(width, request.draft_temperature, request.min_draft_probability)
-            proposal = draft.proposal
-            proposal.n = self._exactness.allowed(proposal.n)
-        drafted = perf_counter()
-        committed, verdict = self._native.verify(proposal) if width > 0 else self._native.verify_tokens([])
-        stats.draft_seconds += drafted - start
-        stats.verify_seconds += perf_counter() - drafted
-        if width > 0:
-            stats.rounds += 1
-            stats.drafted += proposal.n
-            stats.accepted += verdict.n_accepted
-            stats.rounds_by_width[proposal.n] += 1
-            for position in range(verdict.n_accepted):
-                stats.accepted_by_position[position] += 1
-        return committed, bool(verdict.finished)
 
     def _logprobs(self, committed: list[int]) -> list[TokenLogprob]:
         """Of the tokens that the last step committed, or the first of them where a stop string cut them."""
@@ -402,8 +388,23 @@ class Engine:
         if self._turns[0] is not turn:
             raise EngineBusyError(_BUSY)
 
+    def _drafts(self, request: Request, stacklevel: int) -> Drafts:
+        """What may draft for a request."""
+        if not request.speculate:
+            return Drafts(0, False, "off", "off: speculate=False")
+        auto = request.max_draft_tokens == "auto"
+        width, why = self._width(request.max_draft_tokens, stacklevel + 1)
+        lookup = request.lookup
+        if lookup == "auto" and not auto:
+            lookup = "off"
+        if lookup != "off" and int(self._native.target.rollback_limit) == 0:
+            lookup = "off"
+        if width == 0 and lookup != "off":
+            why = f"on, by lookup alone: {why.removeprefix('off: ')}"
+        return Drafts(width, auto and width > 0, lookup, why)
+
     def _width(self, max_draft_tokens: Width, stacklevel: int) -> tuple[int, str]:
-        """Tokens to draft a round, and stats.drafting for it."""
+        """Tokens the head drafts a round, and stats.drafting for it."""
         on = f"on, {self._full_width} a round: {self._limit_reason}" if self._limit_reason else "on"
         width = width_of(max_draft_tokens)
         if width == "auto":
@@ -463,8 +464,7 @@ class _Plan:
     request: Request
     prompt: list[int]
     max_tokens: int
-    width: int
-    drafting: str  # as in Stats
+    drafts: Drafts
     sampling: SamplingStruct
 
 

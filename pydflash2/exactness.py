@@ -14,11 +14,12 @@ import math
 import os
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pydflash2 import native
+from pydflash2.drafts import Drafts
 
 log = logging.getLogger("pydflash2")
 
@@ -58,6 +59,7 @@ class Exactness:
         self._engine = engine
         self._full_width = full_width
         self._check: RowCheck | None = None
+        self._limited = False
         # Now, not when it is needed: the file may be another by then.
         self._key = _key(engine, target, full_width, options) if full_width > 0 else None
 
@@ -80,23 +82,35 @@ class Exactness:
         """Whether a prompt's reused part is, bit for bit, what computing it would give."""
         return not self.exact or self._check is None or self._check.prompt_difference == 0.0
 
-    def limit(self, width: int, drafting: str) -> tuple[int, str]:
-        """The width in force where `width` was asked for, and stats.drafting for it."""
-        allowed = self.allowed(width)
-        if allowed == width or self._check is None:
-            return allowed, drafting
-        least = min(value for at, value in self._check.differences.items() if allowed < at <= width)
+    def limited(self, drafts: Drafts) -> Drafts:
+        """Runs the check where it is needed, and leaves what is allowed."""
+        check = self.measure() if drafts.width > 0 or self.exact else None
+        if not self.exact or check is None:
+            return drafts
+        if not self._limited:
+            self._limited = True
+            self._engine.allow_widths(check.exact_widths)
+        widest = drafts.width or self._full_width
+        allowed = check.allowed(widest)
+        if allowed == widest:
+            return drafts
+        least = min(value for at, value in check.differences.items() if allowed < at <= widest)
         devices = native.string(self._engine.target.devices)
         why = f"would move logits by {least:.2g} on {devices}"
         if allowed == 0:
-            return 0, f"off: exact=True, and drafting {why}"
-        return allowed, f"on, {allowed} a round: exact=True, and drafting more {why}"
+            return Drafts(0, False, "off", f"off: exact=True, and drafting {why}")
+        return replace(
+            drafts,
+            width=min(allowed, drafts.width),
+            why=f"on, {allowed} a round: exact=True, and drafting more {why}",
+        )
 
     def difference(self, rounds_by_width: list[int]) -> float | None:
         """Stats.logit_difference of a request: the largest at the widths it used."""
         if self._check is None:
             return None
-        used = [self._check.differences[width] for width, n in enumerate(rounds_by_width) if width and n]
+        known = self._check.differences
+        used = [known[width] for width, n in enumerate(rounds_by_width) if n and width in known]
         return max(used, default=None)
 
     def _run(self) -> RowCheck:

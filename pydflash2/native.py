@@ -12,7 +12,7 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
@@ -38,9 +38,11 @@ except ImportError as error:
     ) from error
 
 __all__ = [
+    "LOOKUPS",
     "TAPS",
     "WALKS",
     "NativeEngine",
+    "Round",
     "check",
     "devices",
     "ffi",
@@ -54,6 +56,15 @@ Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int32]
 
 TAPS = {"auto": lib.PD2_TAPS_AUTO, "wired": lib.PD2_TAPS_WIRED, "callback": lib.PD2_TAPS_CALLBACK}
+
+LOOKUPS = {
+    "auto": lib.PD2_LOOKUP_AUTO,
+    "off": lib.PD2_LOOKUP_OFF,
+    "map-k4v": lib.PD2_LOOKUP_MAP_K4V,
+    "mod": lib.PD2_LOOKUP_MOD,
+}
+
+DRAFTERS = {lib.PD2_DRAFTER_HEAD: "head", lib.PD2_DRAFTER_MAP_K4V: "map-k4v", lib.PD2_DRAFTER_MOD: "mod"}
 
 WALKS = {"argmax": lib.PD2_WALK_ARGMAX, "expected": lib.PD2_WALK_EXPECTED_LENGTH}
 
@@ -132,6 +143,18 @@ class DraftArrays(NamedTuple):
     candidates: Integers  # [rows, k]
     scores: Floats  # [rows, k, k]
     proposal: Floats | None  # [n, k]
+
+
+class Round(NamedTuple):
+    """What a round that chose its own draft did."""
+
+    tokens: list[int]  # committed
+    n_accepted: int
+    finished: bool
+    drafter: str | None  # "head", "map-k4v", "mod"; None: a plain step
+    n_drafted: int
+    draft_seconds: float
+    verify_seconds: float
 
 
 _Arguments = ParamSpec("_Arguments")
@@ -376,6 +399,36 @@ class NativeEngine:
         verdict = ffi.new("pd2_verdict *")
         check(lib.pd2_sequence_verify(self._sequence, ffi.addressof(proposal), -1, verdict))
         return list(ffi.unpack(verdict.tokens, verdict.n)), verdict
+
+    @_one_at_a_time
+    def round(self, params: Any) -> Round:
+        """One round by a pd2_round_params."""
+        done = ffi.new("pd2_round *")
+        check(lib.pd2_sequence_round(self._sequence, params, done))
+        verdict = done.verdict
+        return Round(
+            list(ffi.unpack(verdict.tokens, verdict.n)),
+            int(verdict.n_accepted),
+            bool(verdict.finished),
+            DRAFTERS.get(done.drafter),
+            int(done.n_drafted),
+            float(done.draft_seconds),
+            float(done.verify_seconds),
+        )
+
+    @_one_at_a_time
+    def allow_widths(self, widths: Sequence[int] | None) -> None:
+        """The only numbers of drafted tokens that `round` may have verified, beside 0; None: any."""
+        given = ffi.NULL if widths is None else ffi.new("int32_t[]", list(widths))
+        check(lib.pd2_sequence_allow_widths(self._sequence, given, 0 if widths is None else len(widths)))
+
+    @_one_at_a_time
+    def set_costs(self, verify: Mapping[int, float], draft: Mapping[int, float]) -> None:
+        """Seconds of a verification by its rows, and of a draft of the head by its width."""
+        for rows, seconds in verify.items():
+            check(lib.pd2_sequence_set_cost(self._sequence, lib.PD2_DRAFTER_NONE, rows, seconds))
+        for width, seconds in draft.items():
+            check(lib.pd2_sequence_set_cost(self._sequence, lib.PD2_DRAFTER_HEAD, width, seconds))
 
     def verify_tokens(
         self, tokens: Sequence[int], candidates: Integers | None = None, q: Floats | None = None

@@ -39,6 +39,15 @@ class Verdict:
 
 
 @dataclass
+class DrafterStats:
+    """What one drafter did: its rounds, the tokens it drafted, and those of them that stood."""
+
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+
+@dataclass
 class Stats:
     """Counts and times of one request. Widths and counts never include the anchor.
 
@@ -48,7 +57,7 @@ class Stats:
     """
 
     drafting: str = "on"  # "on", "on, ..." where the width was limited, else why nothing was drafted
-    max_draft_tokens: int = 0  # width in force
+    max_draft_tokens: int = 0  # of the head, a round; drafts that were looked up in the text can be longer
     prompt_tokens: int = 0
     reused_tokens: int = 0  # of the prompt: already in the caches
     generated_tokens: int = 0
@@ -57,12 +66,32 @@ class Stats:
     accepted: int = 0
     accepted_by_position: list[int] = field(default_factory=list)  # [width] rounds that did
     rounds_by_width: list[int] = field(default_factory=list)  # [width + 1] rounds that drafted 0, 1, ...
+    plain_steps: int = 0  # steps without a draft
+    by_drafter: dict[str, DrafterStats] = field(default_factory=dict)  # "head", "map-k4v", "mod"
     # By how much verifying several tokens at once moved a logit when target, device and build were checked,
     # at the widths that were used; 0.0: not by a bit. None: plain decoding.
     logit_difference: float | None = None
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0  # plain steps included
+
+    def count(self, drafter: str | None, n_drafted: int, n_accepted: int) -> None:
+        """One step of a text."""
+        if drafter is None:
+            self.plain_steps += 1
+            return
+        self.rounds += 1
+        self.drafted += n_drafted
+        self.accepted += n_accepted
+        own = self.by_drafter.setdefault(drafter, DrafterStats())
+        own.rounds += 1
+        own.drafted += n_drafted
+        own.accepted += n_accepted
+        self.rounds_by_width += [0] * (n_drafted + 1 - len(self.rounds_by_width))
+        self.rounds_by_width[n_drafted] += 1
+        self.accepted_by_position += [0] * (n_drafted - len(self.accepted_by_position))
+        for position in range(n_accepted):
+            self.accepted_by_position[position] += 1
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -76,7 +105,7 @@ class Stats:
 
     @property
     def acceptance_by_position(self) -> list[float]:
-        """Share of rounds that accepted the 1st, 2nd, ... drafted token: [max_draft_tokens]."""
+        """Share of rounds that accepted the 1st, 2nd, ... drafted token: [the widest draft]."""
         return [n / self.rounds if self.rounds else 0.0 for n in self.accepted_by_position]
 
     @property

@@ -14,6 +14,8 @@ from pydflash2 import arguments
 from pydflash2.structured import JsonSchema, grammar_of
 
 Width = int | Literal["auto"]
+Lookup = Literal["auto", "map-k4v", "mod", "off"]
+LOOKUPS: tuple[Lookup, ...] = ("auto", "map-k4v", "mod", "off")
 
 
 class SamplingSettings(TypedDict, total=False):
@@ -43,7 +45,8 @@ class Settings(SamplingSettings, total=False):
     stop: str | Iterable[str] | None  # the text ends before the one that is completed first
     logprobs: int | None  # N: the target's own log-probabilities, of the N likeliest tokens too
     speculate: bool  # False decodes without the head
-    max_draft_tokens: Width  # a round; "auto": what the head was made for
+    max_draft_tokens: Width  # by the head, a round; "auto": what is fastest
+    lookup: Lookup  # drafts from the text itself; "auto": where they are faster
     min_draft_probability: float  # a draft ends before its probability falls below this
     draft_temperature: float | Literal["auto"]  # "auto": what is accepted most
 
@@ -67,6 +70,7 @@ DEFAULTS: Settings = {
     "logprobs": None,
     "speculate": True,
     "max_draft_tokens": "auto",
+    "lookup": "auto",
     "min_draft_probability": 0.0,
     "draft_temperature": "auto",
 }
@@ -126,11 +130,13 @@ class Request:
 
     sampling: Sampling
     seed: int
+    seeded: bool  # by the caller, who can then expect the same text again
     max_tokens: int | None
     stop: tuple[str, ...]
     logprobs: int | None
     speculate: bool
     max_draft_tokens: Width
+    lookup: Lookup
     min_draft_probability: float
     draft_temperature: float
 
@@ -149,11 +155,13 @@ class Request:
         return cls(
             sampling,
             seed_of(settings["seed"]),
+            settings["seed"] is not None,
             None if limit is None else arguments.integer("max_tokens", limit, 1),
             arguments.stop_strings(settings["stop"]),
             None if logprobs is None else arguments.integer("logprobs", logprobs, 0, _MOST_LOGPROBS),
             arguments.flag("speculate", settings["speculate"]),
             width_of(settings["max_draft_tokens"]),
+            lookup_of(settings["lookup"]),
             arguments.number("min_draft_probability", settings["min_draft_probability"], 0, 1),
             _DRAFT_TEMPERATURE * sampling.temperature
             if isinstance(drafting, str)
@@ -177,6 +185,12 @@ def width_of(width: Width) -> Width:
             raise ValueError(f'max_draft_tokens is {arguments.brief(width)}: give a number or "auto"')
         return width
     return arguments.integer("max_draft_tokens", width, 0)
+
+
+def lookup_of(lookup: Lookup) -> Lookup:
+    if not isinstance(lookup, str) or lookup not in LOOKUPS:
+        raise ValueError(f"lookup is {arguments.brief(lookup)}: give one of {', '.join(LOOKUPS)}")
+    return lookup
 
 
 def seed_of(seed: SupportsIndex | None) -> int:

@@ -257,7 +257,7 @@ def test_statistics_are_those_of_the_rounds(chain: pydflash2.Engine) -> None:
         if draft:
             rounds.append((len(draft), verdict.n_accepted))
 
-    stats = chain.generate(PROMPT, max_tokens=max_tokens).stats
+    stats = chain.generate(PROMPT, max_tokens=max_tokens, max_draft_tokens=7).stats
     drafted, accepted = sum(n for n, _ in rounds), sum(n for _, n in rounds)
     assert (stats.rounds, stats.drafted, stats.accepted) == (len(rounds), drafted, accepted)
     assert stats.mean_acceptance_length == 1 + accepted / len(rounds)
@@ -275,12 +275,14 @@ def test_why_nothing_was_drafted(tiny: TinyFiles, chain: pydflash2.Engine) -> No
         chain.generate(PROMPT, max_tokens=2, max_draft_tokens=0).stats.drafting == "off: max_draft_tokens=0"
     )
     with pydflash2.load(tiny.target("qwen3-chain"), None, n_threads=1) as engine:
-        stats = engine.generate(PROMPT, max_tokens=5).stats
+        assert engine.generate(PROMPT, max_tokens=5).stats.drafting == "on, by lookup alone: loaded with head=None"
+        stats = engine.generate(PROMPT, max_tokens=5, lookup="off").stats
         assert stats.drafting == "off: loaded with head=None"
+        assert stats.plain_steps == 4
         assert (stats.rounds, stats.mean_acceptance_length, stats.draft_acceptance_rate) == (0, 1.0, 0.0)
         assert stats.acceptance_by_position == []
     with pydflash2.load(tiny.target("qwen3-chain"), n_threads=1) as engine:
-        drafting = engine.generate(PROMPT, max_tokens=5).stats.drafting
+        drafting = engine.generate(PROMPT, max_tokens=5, lookup="off").stats.drafting
         assert drafting == "off: no head lies beside qwen3-chain-f32.gguf"
 
 
@@ -347,9 +349,9 @@ def test_later_requests_are_like_those_of_a_fresh_engine(
     with load(tiny, head, drafter_kv_type="f32") as engine:
         for prompt in requests:
             engine.generate(prompt, max_tokens=30, speculate=between == "speculated")
-        later = engine.generate(requests[-1], max_tokens=100)
+        later = engine.generate(requests[-1], max_tokens=100, max_draft_tokens=7)
     with load(tiny, head, drafter_kv_type="f32") as engine:
-        fresh = engine.generate(requests[-1], max_tokens=100)
+        fresh = engine.generate(requests[-1], max_tokens=100, max_draft_tokens=7)
     assert later.tokens == fresh.tokens
     assert later.stats.mean_acceptance_length >= 0.95 * fresh.stats.mean_acceptance_length
     assert fresh.stats.reused_tokens == 0

@@ -70,8 +70,9 @@ int32_t Sequence::begin(const int32_t * tokens, int32_t n_tokens, bool drafting,
     n_prompt_ = n_tokens;
     drafting_ = drafting;
     ready_    = false;
-    sampler_  = std::move(sampler);
-    random_   = Random(settings.seed);
+    ++text_id_;
+    sampler_ = std::move(sampler);
+    random_  = Random(settings.seed);
 
     if (drafting) {
         drafter_->read_text(tokens, n_tokens);
@@ -153,17 +154,37 @@ Sequence::Draft & Sequence::draft(int32_t width, const WalkParams & params) {
     if (params.kind != PD2_WALK_ARGMAX && params.kind != PD2_WALK_EXPECTED_LENGTH) {
         fail(PD2_ERROR_ARGUMENT, "walk is %d: give one of pd2_walk", static_cast<int>(params.kind));
     }
-    width = std::min(
-        {width, drafter_->params().block_size - 1, context_size_ - 1 - target_.end(), target_.batch_size() - 1});
-    if (rollback_limit_ > 0) {
-        width = std::min(width, rollback_limit_);
-    }
+    width = std::min({width, most_drafted(), room()});
     if (width < 1) {
         fail(PD2_ERROR_ARGUMENT, "no draft is possible: batch_size leaves no room for a drafted token");
     }
     drafter_->draft(tokens_.back(), target_.end(), width, draft_.lattice);
     draft_.path = walk(draft_.lattice, params, random_, sampler_->constraint().get());
     return draft_;
+}
+
+std::vector<Proposal> Sequence::Draft::proposals(int32_t n) const {
+    std::vector<Proposal> result;
+    for (int32_t t = 0; t < n; ++t) {
+        const size_t row = static_cast<size_t>(t) * static_cast<size_t>(lattice.k);
+        result.push_back(path.proposal.empty() ? Proposal{path.tokens[static_cast<size_t>(t)]}
+                                               : Proposal{path.tokens[static_cast<size_t>(t)], lattice.k,
+                                                          lattice.candidates.data() + row, path.proposal.data() + row});
+    }
+    return result;
+}
+
+int32_t Sequence::most_drafted() const {
+    return drafter_ ? std::min(drafter_->params().block_size - 1, most_verified()) : 0;
+}
+
+int32_t Sequence::most_verified() const {
+    const int32_t fits = target_.most_rows() - 1;
+    return rollback_limit_ >= 0 ? std::min(fits, rollback_limit_) : fits;
+}
+
+int32_t Sequence::room() const {
+    return std::max(0, std::min(most_verified(), context_size_ - 1 - target_.end()));
 }
 
 void Sequence::check_draft(const std::vector<Proposal> & draft) const {

@@ -37,6 +37,9 @@ class Sequence {
     struct Draft {
         Lattice lattice;
         Path    path;  // as long as the lattice, or cut
+
+        // Its first n tokens for verify(), which point here.
+        std::vector<Proposal> proposals(int32_t n) const;
     };
 
     Draft & draft(int32_t width, const WalkParams & params);
@@ -61,6 +64,17 @@ class Sequence {
     // Why draft() would refuse now, or nullptr.
     const char * draft_obstacle() const;
 
+    // Drafted tokens at most: by the head, in one verification, and in one now.
+    int32_t most_drafted() const;
+    int32_t most_verified() const;
+    int32_t room() const;
+
+    // Of the text as it stands; nullptr without a grammar.
+    std::unique_ptr<Constraint> constraint() const { return sampler_ ? sampler_->constraint() : nullptr; }
+
+    // Another one for each text that was begun; 0: none yet.
+    uint64_t text_id() const { return text_id_; }
+
   private:
     void check_draft(const std::vector<Proposal> & draft) const;
     void judge(const std::vector<Proposal> & draft, int32_t max_commit, Verdict & verdict);
@@ -77,6 +91,7 @@ class Sequence {
     int32_t              n_prompt_ = 0;
     bool                 ready_    = false;  // the anchor has been chosen
     bool                 drafting_ = false;
+    uint64_t             text_id_  = 0;
 
     std::unique_ptr<Sampler> sampler_;
     Random                   random_{0};

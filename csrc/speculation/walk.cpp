@@ -79,7 +79,8 @@ Path walk(const Lattice & lattice, const WalkParams & params, Random & random, C
         // Decided before the token is drawn. A draft that were cut because of the token it drew would hand the target a
         // choice of tokens that q does not describe, and the text would no longer follow the target's distribution.
         const auto most = static_cast<double>(q[static_cast<size_t>(likeliest)]);
-        if (most == 0 || probability * most < static_cast<double>(params.min_probability)) {
+        if (most == 0 || probability * most < static_cast<double>(params.min_probability) ||
+            (params.more && !params.more(path.confidences, q[static_cast<size_t>(likeliest)]))) {
             break;
         }
         const int32_t chosen = sampled           ? static_cast<int32_t>(draw_index(q, 1, random))
@@ -87,6 +88,7 @@ Path walk(const Lattice & lattice, const WalkParams & params, Random & random, C
                                                  : planned[row];
         path.tokens.push_back(candidates[chosen]);
         path.probabilities.push_back(q[static_cast<size_t>(chosen)]);
+        path.confidences.push_back(q[static_cast<size_t>(likeliest)]);
         if (sampled) {
             path.proposal.insert(path.proposal.end(), q.begin(), q.end());
         }

@@ -120,6 +120,7 @@ class LlamaTarget : public Target {
 
     int32_t n_threads() const override { return n_threads_; }
     int32_t batch_size() const override { return batch_size_; }
+    int32_t most_rows() const override { return max_outputs_; }
 
     std::vector<int32_t> tokenize(const std::string & text, bool add_special, bool parse_special) const override;
     std::string          token_bytes(int32_t token, bool special) const override;

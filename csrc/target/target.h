@@ -50,6 +50,7 @@ class Target {
 
     virtual int32_t n_threads() const  = 0;
     virtual int32_t batch_size() const = 0;
+    virtual int32_t most_rows() const  = 0;  // with Logits::all
 
     // ---- vocabulary ----
     virtual std::vector<int32_t> tokenize(const std::string & text, bool add_special, bool parse_special) const = 0;
@@ -69,7 +70,7 @@ class Target {
     enum class Logits { none, last, all };
 
     // Decodes n <= batch_size tokens at positions position .. position + n - 1; position is where the memory ends. Throws
-    // Error on failure. With Logits::all n is at most max(64, max_rollback + 1).
+    // Error on failure. With Logits::all n <= most_rows().
     // with_features: taps are copied for these rows, else not.
     virtual void decode(const int32_t * tokens, int32_t n, int32_t position, Logits logits, bool with_features) = 0;
 
