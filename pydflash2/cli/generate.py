@@ -11,7 +11,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-import pydflash2
+from pydflash2.cli.models import add_models, load
 from pydflash2.results import Piece, Result, Stats
 from pydflash2.settings import Settings
 
@@ -65,32 +65,7 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> argparse
         "-f", "--file", metavar="FILE", help="a file with it, - for stdin; a newline at its end is dropped"
     )
 
-    models = parser.add_argument_group("models")
-    models.add_argument("-m", "--model", metavar="FILE", help="target, a GGUF file (default: the demo pair)")
-    models.add_argument(
-        "-d",
-        "--head",
-        metavar="FILE",
-        default="auto",
-        help="head, a GGUF file (default: the dflash-<Model>-*.gguf beside the target, if there is one)",
-    )
-    models.add_argument(
-        "-c",
-        "--ctx-size",
-        type=int,
-        default=0,
-        metavar="N",
-        help="tokens a text can have, prompt included (default: the length trained on, 8192 at most)",
-    )
-    models.add_argument("-t", "--threads", type=int, metavar="N", help="CPU threads (default: one a core)")
-    models.add_argument(
-        "-ngl",
-        "--n-gpu-layers",
-        type=_gpu_layers,
-        default=-1,
-        metavar="N",
-        help="layers on the GPU (default: all, where there is one)",
-    )
+    add_models(parser)
 
     sampling = parser.add_argument_group(
         "sampling (the target's distribution, exactly; names as in llama.cpp)"
@@ -155,14 +130,7 @@ def run(args: argparse.Namespace) -> int:
     prompt = _prompt(args)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # what the terminal can't show
-    with pydflash2.load(
-        args.model,
-        args.head,
-        context_size=args.ctx_size,
-        n_threads=args.threads,
-        n_gpu_layers=args.n_gpu_layers,
-        exact=args.exact,
-    ) as engine:
+    with load(args) as engine:
         stream = engine.stream(
             prompt,
             **_settings(args),
@@ -304,12 +272,3 @@ def _width(text: str) -> int | Literal["auto"]:
         return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor auto") from None
-
-
-def _gpu_layers(text: str) -> int:
-    if text in ("all", "auto"):
-        return -1
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor all") from None
