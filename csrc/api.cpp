@@ -11,6 +11,7 @@
 #include "speculation/row_check.h"
 #include "speculation/sequence.h"
 #include "speculation/speculator.h"
+#include "speculation/watch.h"
 #include "target/cpu.h"
 #include "target/fork.h"
 #include "target/json_schema.h"
@@ -404,6 +405,7 @@ void pd2_draft_default_params(pd2_draft_params * params) {
 
 pd2_status pd2_sequence_draft(pd2_sequence * sequence, const pd2_draft_params * params, pd2_draft * draft) {
     return guarded([&] {
+        pd2::Watch                   watch;
         const pd2::Sequence::Draft & made = sequence->sequence.draft(params->width, walk_of(*params));
         draft->proposal.n                 = static_cast<int32_t>(made.path.tokens.size());
         draft->proposal.tokens            = made.path.tokens.data();
@@ -415,6 +417,7 @@ pd2_status pd2_sequence_draft(pd2_sequence * sequence, const pd2_draft_params * 
         draft->candidates                 = made.lattice.candidates.data();
         draft->unary                      = made.lattice.unary.data();
         draft->scores                     = made.lattice.scores.data();
+        draft->seconds                    = watch.lap();
     });
 }
 
@@ -431,7 +434,9 @@ pd2_status pd2_sequence_verify(pd2_sequence * sequence, const pd2_proposal * dra
                                     ? pd2::Proposal{draft->tokens[t], draft->k, draft->candidates + row, draft->q + row}
                                     : pd2::Proposal{draft->tokens[t]});
         }
-        *verdict = verdict_of(sequence->sequence.verify(proposals, max_commit));
+        pd2::Watch watch;
+        *verdict         = verdict_of(sequence->sequence.verify(proposals, max_commit));
+        verdict->seconds = watch.lap();
     });
 }
 
@@ -451,10 +456,10 @@ pd2_status pd2_sequence_round(pd2_sequence * sequence, const pd2_round_params * 
         settings.walk            = walk_of(params->walk);
         const pd2::Speculator::Outcome & made = sequence->speculator.round(settings, params->max_commit);
         round->verdict                        = verdict_of(made.verdict);
+        round->verdict.seconds                = made.verify_seconds;
         round->drafter                        = static_cast<pd2_drafter>(made.choice.kind);
         round->n_drafted                      = made.n_verified;
         round->draft_seconds                  = made.draft_seconds;
-        round->verify_seconds                 = made.verify_seconds;
     });
 }
 

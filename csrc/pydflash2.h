@@ -256,9 +256,10 @@ typedef struct {
     const float *   probabilities; /* [n]           with which the token was chosen; at temperature 0, as at 1 */
     const int32_t * candidates;    /* [n_lattice, k]        token ids */
     const float *   unary;         /* [n_lattice, k]        the candidates' logits */
-    const float *   scores; /* [n_lattice, k, k]     scores[t][a][b]: candidate b at t after candidate a at t - 1;
+    const float *   scores;  /* [n_lattice, k, k]     scores[t][a][b]: candidate b at t after candidate a at t - 1;
                                                             at t = 0 every row a holds the scores after the anchor */
-} pd2_draft;                /* arrays belong to the sequence, valid until its next call */
+    double          seconds; /* that the draft took */
+} pd2_draft;                 /* arrays belong to the sequence, valid until its next call */
 
 /* Proposes tokens after the anchor, along the lattice; none where the path was cut at once. A grammar given at begin cuts
  * what it forbids. Needs drafting = true at begin. Drawing moves the text's source of chance on. */
@@ -270,6 +271,7 @@ typedef struct {
     const int32_t * tokens;     /* [n] */
     bool            has_bonus;  /* the last one is not a draft: the target's own choice */
     bool            finished;   /* the last one is an end-of-generation token */
+    double          seconds;    /* that the verification took */
 } pd2_verdict;
 
 /* Decodes anchor and draft (n = 0: plain decoding of one token). Each drafted token is accepted with probability
@@ -309,10 +311,9 @@ void pd2_round_default_params(pd2_round_params * params);
 typedef struct {
     pd2_verdict verdict;
     pd2_drafter drafter;
-    int32_t     n_drafted; /* drafted tokens that were verified; 0 with a drafter: its draft was cut to nothing */
-    double      draft_seconds;
-    double      verify_seconds;
-} pd2_round; /* arrays belong to the sequence, valid until its next call */
+    int32_t     n_drafted;     /* drafted tokens that were verified; 0 with a drafter: its draft was cut to nothing */
+    double      draft_seconds; /* choosing and looking up included */
+} pd2_round;                   /* arrays belong to the sequence, valid until its next call */
 
 /* Chooses what to draft by expected tokens a second, drafts and verifies: pd2_sequence_draft and _verify in one. What drafts
  * cost and how many of their tokens stand is learned from round to round. */

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, SupportsIndex, Ty
 
 import numpy as np
 
-from pydflash2 import arguments
+from pydflash2 import arguments, calibration
+from pydflash2.calibration import Costs
 from pydflash2.drafts import Drafts
 from pydflash2.errors import ContextOverflowError, EngineBusyError
 from pydflash2.exactness import Exactness, RowCheck
@@ -92,6 +93,10 @@ class Engine:
                 self._full_width = limit
                 self._limit_reason = f"this target's state can take back {limit} tokens a round"
         self._exactness = Exactness(native, target, self._full_width, options)
+        # Now, not when they are needed: the files may be others by then.
+        self._costs_key = calibration.key_of(native, target, head, options)
+        self._costs = calibration.read(self._costs_key)
+        self._costs_applied = False
 
     def __repr__(self) -> str:
         head = None if self._head is None else self._head.name
@@ -157,6 +162,22 @@ class Engine:
         Ends the text that is there: the next prompt is computed from its beginning.
         """
         return self._exactness.measure()
+
+    @_in_turn
+    def calibrate(
+        self, runs: int = 7, progress: Callable[[int, int], None] = lambda done, total: None
+    ) -> Costs:
+        """Measures what a draft and a verification of each width take here, `runs` times each, and keeps the
+        medians in the user's cache folder: engines that are loaded later for this pair begin with them. This
+        one uses them too. progress(steps done, steps in all) is called after each step.
+
+        Ends the text that is there.
+        """
+        count = arguments.integer("runs", runs, 1)
+        self._costs = calibration.measure(self._native, self._full_width, count, progress)
+        calibration.write(self._costs_key, self._costs)
+        calibration.apply(self._native, self._costs)
+        return self._costs
 
     # ---- the whole loop ----
 
@@ -243,6 +264,11 @@ class Engine:
             self._check_turn(turn)
             if drafts.on:
                 drafts = self._exactness.limited(drafts)
+            if (
+                self._costs is not None and not self._costs_applied
+            ):  # once the widths are settled: that begins anew
+                calibration.apply(self._native, self._costs)
+                self._costs_applied = True
             start = perf_counter()
             stats.reused_tokens, anchor = self._prefill(plan.prompt, drafts.width > 0, plan.sampling)
             self._seed, self._draft_temperature = plan.request.seed, plan.request.draft_temperature

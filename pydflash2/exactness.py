@@ -7,29 +7,19 @@ the result in the user's cache folder, and with exact=True allows only widths th
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
 import math
-import os
-import sys
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydflash2 import native
+from pydflash2 import kept, native
 from pydflash2.drafts import Drafts
-
-log = logging.getLogger("pydflash2")
 
 # (tokens before, probe): kernels also switch by the length of the cache, which grows in steps of 256.
 SHALLOW = ((24, 1), (24, 2))
 DEEP = (*SHALLOW, (255, 3), (600, 4))
 
 _FORMAT = 1  # of the kept files; a change of the probes is one too
-_PIECE = 1 << 16
-_SAMPLES = 16
 
 
 @dataclass(frozen=True)
@@ -61,7 +51,16 @@ class Exactness:
         self._check: RowCheck | None = None
         self._limited = False
         # Now, not when it is needed: the file may be another by then.
-        self._key = _key(engine, target, full_width, options) if full_width > 0 else None
+        self._key = None
+        if full_width > 0:
+            self._key = kept.key_of(
+                engine,
+                target,
+                format=_FORMAT,
+                taps=[int(tap) for tap in engine.head.taps[0 : engine.head.n_taps]],
+                width=full_width,
+                options=options,
+            )
 
     def measure(self) -> RowCheck | None:
         """Runs the check, or reads what it said before. Empties the sequence: no text may be going on.
@@ -127,111 +126,27 @@ class Exactness:
         return check
 
 
-# ---- what it depends on --------------------------------------------------------------------------
-
-
-def _key(
-    engine: native.NativeEngine, target: Path, full_width: int, options: dict[str, Any]
-) -> dict[str, Any] | None:
-    """None where a file can't be read: nothing is kept then."""
-    from pydflash2 import __version__, _native
-
-    names = native.string(engine.target.devices).split(", ")
-    try:
-        return {
-            "format": _FORMAT,
-            "target": file_identity(target),
-            "devices": [
-                [device[key] for key in ("name", "description", "backend")]
-                for device in native.devices()
-                if device["name"] in names
-            ],
-            "build": [
-                __version__,
-                native.llama_cpp_pin(),
-                native.system_info(),
-                file_identity(Path(_native.__file__)),
-            ],
-            "environment": sorted(
-                f"{k}={v}" for k, v in os.environ.items() if k.startswith(("GGML_", "LLAMA_"))
-            ),
-            "n_threads": int(engine.target.n_threads),
-            "context_size": int(engine.target.context_size),
-            "taps": [int(tap) for tap in engine.head.taps[0 : engine.head.n_taps]],
-            "width": full_width,
-            "options": options,
-        }
-    except OSError as error:
-        log.info("the row check will not be kept: %s", error)
-        return None
-
-
-def file_identity(path: Path) -> list[Any]:
-    """Size, time, and a digest of the first MiB and of samples: weights are too many to read each time."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        stat = os.fstat(file.fileno())
-        digest.update(file.read(16 * _PIECE))
-        for sample in range(1, _SAMPLES + 1):
-            file.seek(max(0, stat.st_size * sample // _SAMPLES - _PIECE))
-            digest.update(file.read(_PIECE))
-    return [stat.st_size, stat.st_mtime_ns, digest.hexdigest()]
-
-
 # ---- kept results --------------------------------------------------------------------------------
 
 
-def cache_folder() -> Path:
-    if os.environ.get("XDG_CACHE_HOME"):
-        root = Path(os.environ["XDG_CACHE_HOME"])
-    elif sys.platform == "win32" and os.environ.get("LOCALAPPDATA"):
-        root = Path(os.environ["LOCALAPPDATA"])
-    elif sys.platform == "darwin":
-        root = Path("~/Library/Caches").expanduser()
-    else:
-        root = Path("~/.cache").expanduser()
-    return root / "pydflash2" / "rows"
-
-
-def cache_file(key: dict[str, Any]) -> Path:
-    text = json.dumps(key, sort_keys=True)
-    return cache_folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
-
-
-def read(key: dict[str, Any] | None) -> RowCheck | None:
+def read(key: kept.Key | None) -> RowCheck | None:
     """What is kept for a key. None where there is nothing, or nothing that makes sense."""
-    if key is None:
+    record = kept.read("rows", key)
+    if key is None or record is None:
         return None
     try:
-        kept = json.loads(cache_file(key).read_bytes())
-        if kept["key"] != key:
-            return None
-        values = [float(kept["prompt_difference"]), *map(float, kept["differences"])]
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError):  # RuntimeError: no home folder
+        values = [float(record["prompt_difference"]), *map(float, record["differences"])]
+    except (ValueError, KeyError, TypeError):
         return None
     if len(values) != 1 + key["width"] or any(math.isnan(value) or value < 0 for value in values):
         return None
     return RowCheck(dict(enumerate(values[1:], start=1)), values[0])
 
 
-def write(key: dict[str, Any] | None, check: RowCheck) -> None:
+def write(key: kept.Key | None, check: RowCheck) -> None:
     """Keeps a result; where that can't be done, the check will run again."""
-    if key is None:
-        return
     record = {
-        "key": key,
         "differences": list(check.differences.values()),  # at widths 1, 2, ...
         "prompt_difference": check.prompt_difference,
     }
-    part = None
-    try:
-        path = cache_file(key)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        part.write_text(json.dumps(record), encoding="utf-8")
-        os.replace(part, path)
-    except (OSError, RuntimeError) as error:
-        log.info("the row check can't be kept: %s", error)
-        if part is not None:
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
+    kept.write("rows", key, record)

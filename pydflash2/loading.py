@@ -86,6 +86,7 @@ def load(
         "n_gpu_layers": int(n_gpu_layers),
         "kv_type": kv_type,
         "taps": taps,
+        "draft_vocabulary": draft_vocabulary,
         "exact": exact,
     }
     engine = Engine(native, target_file, head_file, no_head, options)

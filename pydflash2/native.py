@@ -413,7 +413,7 @@ class NativeEngine:
             DRAFTERS.get(done.drafter),
             int(done.n_drafted),
             float(done.draft_seconds),
-            float(done.verify_seconds),
+            float(verdict.seconds),
         )
 
     @_one_at_a_time

@@ -275,7 +275,10 @@ def test_why_nothing_was_drafted(tiny: TinyFiles, chain: pydflash2.Engine) -> No
         chain.generate(PROMPT, max_tokens=2, max_draft_tokens=0).stats.drafting == "off: max_draft_tokens=0"
     )
     with pydflash2.load(tiny.target("qwen3-chain"), None, n_threads=1) as engine:
-        assert engine.generate(PROMPT, max_tokens=5).stats.drafting == "on, by lookup alone: loaded with head=None"
+        assert (
+            engine.generate(PROMPT, max_tokens=5).stats.drafting
+            == "on, by lookup alone: loaded with head=None"
+        )
         stats = engine.generate(PROMPT, max_tokens=5, lookup="off").stats
         assert stats.drafting == "off: loaded with head=None"
         assert stats.plain_steps == 4

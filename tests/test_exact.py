@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import pydflash2
-from pydflash2 import exactness, model_files, native
+from pydflash2 import exactness, kept, model_files, native
 from pydflash2.cli import main
 from pydflash2.exactness import RowCheck
 from pydflash2.native import NativeEngine
@@ -293,16 +293,16 @@ def test_another_file_under_the_same_name_is_another_check(
     path = tmp_path / "target.gguf"
     data = bytearray(tiny.target("qwen3-chain").read_bytes())
     path.write_bytes(data)
-    before = exactness.file_identity(path)
+    before = kept.file_identity(path)
     times = path.stat()
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    after = exactness.file_identity(path)
+    after = kept.file_identity(path)
     assert before[:2] == after[:2]
     assert before[2] != after[2]  # same size and time, another byte
     os.utime(path, ns=(1, 1))
-    assert exactness.file_identity(path) != after
+    assert kept.file_identity(path) != after
 
 
 def damages(file: Path) -> Iterator[bytes]:

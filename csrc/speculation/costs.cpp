@@ -132,8 +132,9 @@ void CostCurve::rebuild() {
     }
     const Pool & front = pools.front();
     const Pool & back  = pools.back();
-    const double slope = back.last > front.first ? (back.seconds - front.seconds) / static_cast<double>(back.last - front.first)
-                                                 : growth_ * front.seconds / prior(front.first);
+    const double slope = back.last > front.first
+                             ? (back.seconds - front.seconds) / static_cast<double>(back.last - front.first)
+                             : growth_ * front.seconds / prior(front.first);
     size_t       next  = 0;  // the pool that the size lies in or before
     for (size_t size = 1; size < curve_.size(); ++size) {
         next += next < pools.size() && size > pools[next].last ? 1 : 0;
@@ -164,6 +165,8 @@ std::vector<std::pair<int32_t, double>> CostCurve::points() const {
 
 Costs::Costs(int32_t max_width) : verify_(max_width + 1, row_growth), draft_(max_width, draft_growth) {}
 
-double Costs::draft(int32_t width) const { return draft_.at(width) * (draft_.empty() ? draft_cost * verify(1) : 1); }
+double Costs::draft(int32_t width) const {
+    return draft_.at(width) * (draft_.empty() ? draft_cost * verify(1) : 1);
+}
 
 }  // namespace pd2

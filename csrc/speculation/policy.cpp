@@ -24,7 +24,9 @@ constexpr double dearest     = 2;
 constexpr int32_t plain_samples = 2;    // plain steps that an engine without calibration begins with
 constexpr int32_t plain_again   = 128;  // rounds after which one is measured again: all else is weighed against it
 
-size_t index(Kind kind) { return kind == Kind::mod ? 1 : 0; }
+size_t index(Kind kind) {
+    return kind == Kind::mod ? 1 : 0;
+}
 
 }  // namespace
 
@@ -165,10 +167,11 @@ Policy::Option Policy::best_of_head(double rate, int32_t room) const {
 }
 
 Choice Policy::best(int32_t room) {
-    const Costs & costs    = used_costs();
-    const double  plain    = 1 / costs.verify(1);
-    const bool    has_head = std::min(room, limits_.head_width) > 0 && !widths_.empty() && widths_[0] <= std::min(room, limits_.head_width);
-    rate_                  = plain;
+    const Costs & costs = used_costs();
+    const double  plain = 1 / costs.verify(1);
+    const bool    has_head =
+        std::min(room, limits_.head_width) > 0 && !widths_.empty() && widths_[0] <= std::min(room, limits_.head_width);
+    rate_ = plain;
     if (!reproducible_ && (costs.verify_curve().n_samples(1) < plain_samples || rounds_unplain_ >= plain_again)) {
         return {Kind::none, 0, true};
     }
@@ -197,7 +200,8 @@ Choice Policy::best(int32_t room) {
         top   = next;
         rate_ = next.tokens / next.seconds;
     }
-    if (top.choice.kind == Kind::none && has_head && learned_->purse > 0 && learned_->purse >= std::min(-head.value(plain), dearest)) {
+    if (top.choice.kind == Kind::none && has_head && learned_->purse > 0 &&
+        learned_->purse >= std::min(-head.value(plain), dearest)) {
         return {Kind::head, head.choice.width, true};
     }
     return top.choice;
@@ -209,7 +213,9 @@ int32_t Policy::best_cut(const std::vector<double> & tokens, int32_t from, int32
         if (width > to) {
             break;
         }
-        const auto value = [&](int32_t v) { return tokens[static_cast<size_t>(v)] - rate_ * used_costs().verify(v + 1); };
+        const auto value = [&](int32_t v) {
+            return tokens[static_cast<size_t>(v)] - rate_ * used_costs().verify(v + 1);
+        };
         if (width > from && value(width) > value(best)) {
             best = width;
         }

@@ -29,13 +29,13 @@ struct Choice {
 
 // What became of a choice.
 struct Round {
-    Kind               kind       = Kind::none;
-    int32_t            n_drafted  = 0;     // head: the width it was run with
-    int32_t            n_verified = 0;     // drafted tokens verified; 0: a plain step
-    int32_t            n_accepted = 0;
-    bool               ended      = false;  // an end token or a limit ended the round: what follows was not rejected
-    std::vector<float> confidences;         // head: of the tokens on its path, verified or not
-    std::vector<int32_t> committed;         // what the text grew by
+    Kind                 kind       = Kind::none;
+    int32_t              n_drafted  = 0;  // head: the width it was run with
+    int32_t              n_verified = 0;  // drafted tokens verified; 0: a plain step
+    int32_t              n_accepted = 0;
+    bool                 ended      = false;  // an end token or a limit ended the round: what follows was not rejected
+    std::vector<float>   confidences;         // head: of the tokens on its path, verified or not
+    std::vector<int32_t> committed;           // what the text grew by
     double               draft_seconds  = 0;
     double               verify_seconds = 0;
 };
@@ -43,9 +43,9 @@ struct Round {
 class Policy {
   public:
     struct Limits {
-        int32_t head_width = 0;   // most that the head drafts; 0: no head
-        int32_t most       = 63;  // most drafted tokens that the target verifies
-        std::optional<std::vector<int32_t>> allowed;  // the only widths that may be verified, beside 0
+        int32_t                             head_width = 0;   // most that the head drafts; 0: no head
+        int32_t                             most       = 63;  // most drafted tokens that the target verifies
+        std::optional<std::vector<int32_t>> allowed;          // the only widths that may be verified, beside 0
     };
 
     enum class Lookups { any, off, map_k4v, mod };
@@ -121,7 +121,7 @@ class Policy {
     std::array<Lookup, 2> found_;  // this round
     std::vector<Option>   options_;
     Choice                choice_;
-    double                rate_            = 0;  // lambda
+    double                rate_           = 0;  // lambda
     int32_t               rounds_unplain_ = 0;
 };
 

@@ -1,25 +1,12 @@
 #include "speculator.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
+
+#include "watch.h"
 
 namespace pd2 {
 namespace {
-
-class Watch {
-  public:
-    // Seconds since the last call, or since the beginning.
-    double lap() {
-        const auto now     = std::chrono::steady_clock::now();
-        const auto seconds = std::chrono::duration<double>(now - last_).count();
-        last_              = now;
-        return seconds;
-    }
-
-  private:
-    std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
-};
 
 bool same(const Policy::Mode & a, const Policy::Mode & b) {
     return a.speculate == b.speculate && a.head_width == b.head_width && a.lookups == b.lookups;

@@ -8,8 +8,8 @@ namespace pd2 {
 namespace {
 
 // Finer near 1, where a small difference is many tokens of a long draft.
-constexpr std::array<float, 10> confidence_edges = {0.1f, 0.2f, 0.35f, 0.5f, 0.65f, 0.8f, 0.9f, 0.95f, 0.98f, 0.995f};
-constexpr double confidence_weight = 4;    // observations that the selector's own word counts for
+constexpr std::array<float, 10> confidence_edges  = {0.1f, 0.2f, 0.35f, 0.5f, 0.65f, 0.8f, 0.9f, 0.95f, 0.98f, 0.995f};
+constexpr double                confidence_weight = 4;  // observations that the selector's own word counts for
 constexpr double confidence_window = 128;  // observations: texts change their kind within some hundred tokens
 
 constexpr double position_prior  = 0.6;  // before anything is known: worth a try where rows are cheap
@@ -40,7 +40,9 @@ size_t bin_of(int32_t match_length) {
     return static_cast<size_t>(edge - match_edges.begin());
 }
 
-float as_probability(float confidence) { return confidence > 0 ? std::min(confidence, 1.0f) : 0.0f; }  // NaN: 0
+float as_probability(float confidence) {
+    return confidence > 0 ? std::min(confidence, 1.0f) : 0.0f;
+}  // NaN: 0
 
 }  // namespace
 
