@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <mutex>
-#include <tuple>
 
 #include "assertions.h"
 #include "cpu.h"
@@ -21,6 +19,7 @@
 #include "model_check.h"
 #include "model_file.h"
 #include "taps.h"
+#include "vocabulary.h"
 
 namespace pd2 {
 
@@ -122,13 +121,17 @@ class LlamaTarget : public Target {
     int32_t batch_size() const override { return batch_size_; }
     int32_t most_rows() const override { return max_outputs_; }
 
-    std::vector<int32_t> tokenize(const std::string & text, bool add_special, bool parse_special) const override;
-    std::string          token_bytes(int32_t token, bool special) const override;
-    bool                 is_end(int32_t token) const override { return llama_vocab_is_eog(vocab_, token); }
-    const char *         chat_template() const override { return llama_model_chat_template(model_.get(), nullptr); }
-    void                 check_grammar(const std::string & gbnf) const override { pd2::check_grammar(gbnf, vocab_); }
+    std::vector<int32_t> tokenize(const std::string & text, bool add_special, bool parse_special) const override {
+        return pd2::tokenize(vocab_, text, add_special, parse_special);
+    }
+    std::string token_bytes(int32_t token, bool special) const override {
+        return pd2::token_bytes(vocab_, token, special);
+    }
+    bool         is_end(int32_t token) const override { return llama_vocab_is_eog(vocab_, token); }
+    const char * chat_template() const override { return llama_model_chat_template(model_.get(), nullptr); }
+    void         check_grammar(const std::string & gbnf) const override { pd2::check_grammar(gbnf, vocab_); }
 
-    std::vector<int32_t>     ranked_tokens() const override;
+    std::vector<int32_t>     ranked_tokens() const override { return pd2::ranked_tokens(vocab_); }
     std::unique_ptr<Sampler> sampler(const SamplingParams & params) const override {
         return make_sampler(vocab_, params, context_size_);
     }
@@ -422,80 +425,6 @@ std::vector<ggml_backend_dev_t> LlamaTarget::devices() const {
     }
     devices.push_back(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU));
     return devices;
-}
-
-std::vector<int32_t> LlamaTarget::tokenize(const std::string & text, bool add_special, bool parse_special) const {
-    if (text.size() > static_cast<size_t>(std::numeric_limits<int32_t>::max() / 2)) {
-        fail(PD2_ERROR_ARGUMENT, "the text has %zu bytes, more than a tokenizer can count: split it", text.size());
-    }
-    const auto           length = static_cast<int32_t>(text.size());
-    std::vector<int32_t> tokens(length / 2 + 16);
-    const auto           fill = [&] {
-        return llama_tokenize(vocab_, text.data(), length, tokens.data(), static_cast<int32_t>(tokens.size()),
-                                        add_special, parse_special);
-    };
-    try {
-        int32_t n = fill();
-        if (n < 0) {  // minus the number needed
-            tokens.resize(-static_cast<int64_t>(n));
-            n = fill();
-        }
-        tokens.resize(std::max(n, 0));
-    } catch (const std::out_of_range &) {  // a vocabulary without the byte tokens it should have
-        fail(PD2_ERROR_MODEL_FILE,
-             "the target's vocabulary cannot spell this text, as it lacks tokens for single bytes: convert the target "
-             "again");
-    }
-    for (const int32_t token : tokens) {
-        if (token < 0 || token >= n_vocab_) {
-            fail(
-                PD2_ERROR_MODEL_FILE,
-                "the target's vocabulary cannot spell this text, as it has no unknown token: convert the target again");
-        }
-    }
-    return tokens;
-}
-
-std::string LlamaTarget::token_bytes(int32_t token, bool special) const {
-    if (token < 0 || token >= n_vocab_) {
-        fail(PD2_ERROR_ARGUMENT, "token %d does not exist: the target's vocabulary has ids 0 to %d", token,
-             n_vocab_ - 1);
-    }
-    std::string bytes(64, '\0');
-    int32_t     n = llama_token_to_piece(vocab_, token, bytes.data(), static_cast<int32_t>(bytes.size()), 0, special);
-    if (n < 0) {
-        bytes.resize(-n);
-        n = llama_token_to_piece(vocab_, token, bytes.data(), static_cast<int32_t>(bytes.size()), 0, special);
-    }
-    bytes.resize(std::max(n, 0));
-    return bytes;
-}
-
-std::vector<int32_t> LlamaTarget::ranked_tokens() const {
-    const bool scored = llama_vocab_type(vocab_) != LLAMA_VOCAB_TYPE_BPE;
-    const auto group  = [&](int32_t token) {
-        const int attributes = llama_vocab_get_attr(vocab_, token);
-        const int last       = LLAMA_TOKEN_ATTR_UNUSED | LLAMA_TOKEN_ATTR_UNDEFINED;
-        const int first      = LLAMA_TOKEN_ATTR_CONTROL | LLAMA_TOKEN_ATTR_USER_DEFINED | LLAMA_TOKEN_ATTR_BYTE;
-        return (attributes & last) != 0 ? 2 : (attributes & first) != 0 ? 0 : 1;
-    };
-    struct Rank {
-        int     group;
-        float   score;
-        int32_t token;
-    };
-    std::vector<Rank> ranks;
-    for (int32_t token = 0; token < n_vocab_; ++token) {
-        ranks.push_back({group(token), scored ? -llama_vocab_get_score(vocab_, token) : 0, token});
-    }
-    std::sort(ranks.begin(), ranks.end(), [](const Rank & a, const Rank & b) {
-        return std::tie(a.group, a.score, a.token) < std::tie(b.group, b.score, b.token);
-    });
-    std::vector<int32_t> tokens;
-    for (const Rank & rank : ranks) {
-        tokens.push_back(rank.token);
-    }
-    return tokens;
 }
 
 void LlamaTarget::check_decode(const int32_t * tokens, int32_t n, int32_t position, Logits logits) const {
