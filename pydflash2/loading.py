@@ -104,7 +104,7 @@ def _draft_vocabulary(tokens: int | str) -> int:
     if isinstance(tokens, str):
         if tokens not in ("auto", "full"):
             raise ValueError(
-                f'draft_vocabulary is {arguments.brief(tokens)}: give a number, "auto" or "full"'
+                f'draft_vocabulary is {arguments.brief(tokens)}: give a number of tokens, "auto" or "full"'
             )
         return 0 if tokens == "auto" else -1
     return arguments.integer("draft_vocabulary", tokens, 1)

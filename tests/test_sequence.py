@@ -330,3 +330,63 @@ def test_two_engines_in_two_threads(tiny: TinyFiles) -> None:
     for thread in threads:
         thread.join()
     assert found == {name: [expected[name]] * 3 for name in names}
+
+
+# ---- features that no draft can see ---------------------------------------------------------------
+
+
+def test_a_prompt_is_read_for_the_last_window_only(tiny: TinyFiles) -> None:
+    prompt, window, chunk = text(100), HEADS["sliding"].window, 16
+    assert window is not None
+    with Native(*tiny.pair("sliding"), context_size=CONTEXT, batch_size=chunk) as engine:
+        engine.begin(prompt)
+        read = []
+        while step(engine) > 0:
+            read.append(len(engine.features()))
+        read.append(len(engine.features()))
+        # Chunks end at 16, 32, ... 96, 100; a block after 100 tokens sees from 100 - window + 1 on.
+        seen = len(prompt) - window + 1
+        assert read == [min(16, 100 - at) if at + 16 > seen else 0 for at in range(0, 100, 16)]
+        skipping = engine.draft(WIDTH)
+    with Native(*tiny.pair("sliding"), context_size=CONTEXT, batch_size=chunk) as engine:
+        for end in range(4, 101, 4):  # text by text, each continuing the one before: every position is read
+            engine.prefill(prompt[:end])
+        everything = engine.draft(WIDTH)
+    assert_same_lattice(
+        skipping,
+        Lattice(everything.candidates.astype(np.int64), everything.unary, everything.scores),
+    )
+
+
+def test_heads_with_full_layers_read_every_position(tiny: TinyFiles) -> None:
+    with Native(*tiny.pair("mixed"), context_size=CONTEXT, batch_size=16) as engine:
+        engine.begin(text(100))
+        read = []
+        while step(engine) > 0:
+            read.append(len(engine.features()))
+        assert read == [16] * 6
+
+
+def test_the_cache_of_a_sliding_head_does_not_grow_with_the_context(tiny: TinyFiles) -> None:
+    sizes = []
+    for context_size in (4096, 131072):
+        with Native(*tiny.pair("sliding"), context_size=context_size) as engine:
+            sizes.append(engine.head_info.cache_bytes)
+    assert sizes[0] == sizes[1]
+
+
+def test_plain_steps_between_drafts(tiny: TinyFiles, engine: Native) -> None:
+    engine.prefill(text(20))
+    for _ in range(40):  # more than wait for a draft
+        engine.verify([])
+    assert_drafts_like_a_fresh_engine(engine, tiny, "mixed", CONTEXT)
+
+
+def test_a_draft_that_nobody_verifies_leaves_no_trace(tiny: TinyFiles, engine: Native) -> None:
+    engine.prefill(text(20))
+    for width in (7, 1, 5):
+        engine.draft(width)
+    engine.verify([])
+    engine.draft(3)
+    engine.verify([1, 2])
+    assert_drafts_like_a_fresh_engine(engine, tiny, "mixed", CONTEXT)

@@ -68,6 +68,7 @@ class Native:
         drafter_kv_type: str = "f32",
         taps: int = lib.PD2_TAPS_AUTO,
         batch_invariant: bool = False,
+        draft_vocabulary: int = 0,
     ) -> None:
         params = ffi.new("pd2_engine_params *")
         lib.pd2_engine_default_params(params)
@@ -77,6 +78,7 @@ class Native:
         params.context_size, params.batch_size, params.n_threads = context_size, batch_size, n_threads
         params.n_gpu_layers, params.taps = 0, taps
         params.batch_invariant = batch_invariant
+        params.draft_vocabulary = draft_vocabulary
         self.engine, self._sequence = ffi.NULL, ffi.NULL
         engine, sequence = ffi.new("pd2_engine **"), ffi.new("pd2_sequence **")
         _check(lib.pd2_engine_load(params, engine))
