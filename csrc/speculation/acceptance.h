@@ -28,7 +28,7 @@ class Judge {
     Judge(const std::vector<Proposal> & draft, Random & random) : draft_(draft), random_(random) {}
 
     // p: of the token after the first `row` drafted ones; row = 0, 1, ... False when no later row can matter.
-    bool see(int32_t row, const Distribution & p);
+    bool see(int32_t row, Distribution p);
 
     int32_t n_accepted() const { return n_accepted_; }
 
@@ -40,9 +40,8 @@ class Judge {
     Random &                      random_;
     double                        prefix_     = 1;  // with which the tokens so far would stand if they were all
     int32_t                       n_accepted_ = 0;
-    std::vector<int32_t>          tokens_;   // what may follow them,
-    std::vector<double>           weights_;  // unnormalised
-    double                        total_ = 0;
+    Distribution                  p_;          // of what may follow them
+    double                        scale_ = 1;  // by which it counts against the draft's own
 };
 
 }  // namespace pd2

@@ -19,10 +19,9 @@ class Random {
     std::mt19937_64 engine_;  // the standard fixes its output
 };
 
-// An index, with the probability weights[i] / total. What rounding leaves at the end goes to the last that has any.
+// Where `left` falls when weights are laid end to end. What rounding leaves at the end goes to the last that has any.
 template <typename Weight>
-size_t draw_index(const std::vector<Weight> & weights, double total, Random & random) {
-    double left = random.uniform() * total;
+size_t index_at(const std::vector<Weight> & weights, double left) {
     size_t last = 0;
     for (size_t i = 0; i < weights.size(); ++i) {
         const auto weight = static_cast<double>(weights[i]);
@@ -35,6 +34,12 @@ size_t draw_index(const std::vector<Weight> & weights, double total, Random & ra
         }
     }
     return last;
+}
+
+// An index, with the probability weights[i] / total.
+template <typename Weight>
+size_t draw_index(const std::vector<Weight> & weights, double total, Random & random) {
+    return index_at(weights, random.uniform() * total);
 }
 
 }  // namespace pd2

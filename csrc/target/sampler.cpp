@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
+#include "adjustments.h"
 #include "error.h"
 #include "grammar.h"
 #include "llama-cpp.h"
@@ -13,20 +15,13 @@ namespace pd2 {
 
 namespace {
 
-constexpr float kForbidden = -std::numeric_limits<float>::infinity();
-
-// Probabilities below exp(-kNegligible) of the largest are left out: a whole vocabulary of them weighs less than the
-// rounding of one float, and most of a vocabulary is of that kind.
-constexpr double kNegligible = 40;
-
 // llama.cpp's typical-p multiplies p by log(p), in floats: a p that underflows to 0 would make everything NaN.
 constexpr float kUnderflow = 80;
 
-// The grammar is asked about this many tokens first, then about four times as many, ...
-constexpr size_t kFirstAsked = 16;
-
 // Share of the probability that may go unasked: far below a float's rounding.
 constexpr double kNothing = 1e-12;
+
+constexpr float kEverything = std::numeric_limits<float>::infinity();
 
 void check(const SamplingParams & params, int32_t n_vocab) {
     const auto refuse = [](const char * name, double value, const char * range) {
@@ -73,15 +68,8 @@ void check(const SamplingParams & params, int32_t n_vocab) {
     }
 }
 
-bool has_penalties(const SamplingParams & params) {
-    return params.penalty_last_n != 0 &&
-           (params.repeat_penalty != 1 || params.presence_penalty != 0 || params.frequency_penalty != 0);
-}
-
-void drop(std::vector<llama_token_data> & candidates, float limit) {
-    candidates.erase(std::remove_if(candidates.begin(), candidates.end(),
-                                    [=](const llama_token_data & c) { return !(c.logit > limit); }),
-                     candidates.end());
+double weight(float logit, float top, float temperature) {
+    return std::exp((static_cast<double>(logit) - static_cast<double>(top)) / static_cast<double>(temperature));
 }
 
 class GrammarConstraint : public Constraint {
@@ -97,7 +85,7 @@ class GrammarConstraint : public Constraint {
         llama_sampler_apply(grammar_.get(), &array);
         std::vector<bool> result;
         for (const llama_token_data & candidate : data) {
-            result.push_back(candidate.logit != kForbidden);
+            result.push_back(candidate.logit != Row::kForbidden);
         }
         return result;
     }
@@ -111,14 +99,11 @@ class GrammarConstraint : public Constraint {
 class LlamaSampler : public Sampler {
   public:
     LlamaSampler(const llama_vocab * vocab, const SamplingParams & params, int32_t context_size)
-        : n_vocab_(llama_vocab_n_tokens(vocab)), temperature_(params.temperature), bias_(params.logit_bias) {
-        check(params, n_vocab_);
-        if (has_penalties(params)) {
-            const int32_t last_n = params.penalty_last_n < 0 ? context_size : params.penalty_last_n;
-            penalties_.reset(llama_sampler_init_penalties(n_vocab_, std::min(last_n, context_size),
-                                                          params.repeat_penalty, params.frequency_penalty,
-                                                          params.presence_penalty));
-        }
+        : n_vocab_(llama_vocab_n_tokens(vocab)),
+          params_(checked(params, n_vocab_)),
+          adjustments_(n_vocab_, params, context_size) {
+        params_.grammar.clear();  // a fork need not copy what is never read again
+        params_.logit_bias.clear();
         if (!params.grammar.empty()) {
             check_grammar(params.grammar, vocab);
             grammar_.reset(llama_sampler_init_grammar(vocab, params.grammar.c_str(), "root"));
@@ -126,54 +111,42 @@ class LlamaSampler : public Sampler {
                 fail(PD2_ERROR_ARGUMENT, "the grammar cannot be read: write it in GBNF, with a rule named root");
             }
         }
-        if (temperature_ == 0) {
-            enough_ = 1;
-        } else {
-            const auto add = [&](bool wanted, llama_sampler * (*make)(float, size_t), float value) {
-                if (wanted) {
-                    truncations_.emplace_back(make(value, 1));
-                }
-            };
-            if (params.top_k > 0) {
-                truncations_.emplace_back(llama_sampler_init_top_k(params.top_k));
-                enough_ = static_cast<size_t>(params.top_k);
-            }
-            typical_ = params.typical_p < 1;
-            add(typical_, llama_sampler_init_typical, params.typical_p);
-            add(params.top_p < 1, llama_sampler_init_top_p, params.top_p);
-            add(params.min_p > 0, llama_sampler_init_min_p, params.min_p);
+        if (params.temperature == 0) {
+            return;
         }
+        const auto add = [&](bool wanted, llama_sampler * (*make)(float, size_t), float value) {
+            if (wanted) {
+                truncations_.emplace_back(make(value, 1));
+            }
+        };
+        add(params.typical_p < 1, llama_sampler_init_typical, params.typical_p);
+        nucleus_first_ = params.top_p < 1 && params.top_k == 0 && truncations_.empty() && !grammar_;
+        add(params.top_p < 1 && !nucleus_first_, llama_sampler_init_top_p, params.top_p);
+        add(params.min_p > 0, llama_sampler_init_min_p, params.min_p);
     }
 
-    const Distribution & distribution(const float * logits) override {
-        if (temperature_ == 0 && bias_.empty() && !penalties_ && !grammar_) {
-            return certain(largest(logits));
+    Distribution distribution(const float * logits) override {
+        Row row(logits, n_vocab_, adjustments_.changes(logits));
+        if (!row.finite()) {
+            fail(PD2_ERROR_NATIVE,
+                 "the target's logits are not finite numbers; its file is damaged or its cache type too "
+                 "narrow: fetch or convert it again, or load with kv_type f32");
         }
-        fill(logits);
-        if (temperature_ == 0) {
-            return certain(likeliest_allowed());
-        }
-        drop(candidates_, kForbidden);
-        if (grammar_) {
-            keep_allowed();
-        }
-        if (candidates_.empty()) {
+        if (row.top() == Row::kForbidden) {
             nothing_left();
         }
-        if (typical_) {
-            drop(candidates_, top_logit() - kUnderflow);
+        if (params_.temperature > 0 && params_.top_k == 0 && !grammar_ && truncations_.empty() && !nucleus_first_) {
+            return Distribution(std::move(row), params_.temperature);
         }
-        for (const llama_sampler_ptr & truncation : truncations_) {
-            apply(*truncation);
+        std::vector<Candidate> candidates = select(row);
+        if (candidates.empty()) {
+            nothing_left();
         }
-        return softmax();
+        truncate(candidates);
+        return Distribution(candidates, params_.temperature > 0 ? params_.temperature : 1);
     }
 
-    void read(int32_t token) override {
-        if (penalties_) {
-            llama_sampler_accept(penalties_.get(), token);
-        }
-    }
+    void read(int32_t token) override { adjustments_.read(token); }
 
     void accept(int32_t token) override {
         read(token);
@@ -183,15 +156,15 @@ class LlamaSampler : public Sampler {
     }
 
     void reset() override {
-        for (const llama_sampler_ptr * sampler : {&penalties_, &grammar_}) {
-            if (*sampler) {
-                llama_sampler_reset(sampler->get());
-            }
+        adjustments_.reset();
+        if (grammar_) {
+            llama_sampler_reset(grammar_.get());
         }
     }
 
     std::unique_ptr<Sampler> fork() const override {
-        return penalties_ || grammar_ ? std::unique_ptr<Sampler>(new LlamaSampler(*this)) : nullptr;
+        const bool has_state = grammar_ || adjustments_.has_penalties();
+        return has_state ? std::unique_ptr<Sampler>(new LlamaSampler(*this)) : nullptr;
     }
 
     std::unique_ptr<Constraint> constraint() const override {
@@ -201,12 +174,10 @@ class LlamaSampler : public Sampler {
   private:
     LlamaSampler(const LlamaSampler & other)
         : n_vocab_(other.n_vocab_),
-          temperature_(other.temperature_),
-          bias_(other.bias_),
-          penalties_(copy(other.penalties_)),
+          params_(other.params_),
+          adjustments_(other.adjustments_),
           grammar_(copy(other.grammar_)),
-          typical_(other.typical_),
-          enough_(other.enough_) {
+          nucleus_first_(other.nucleus_first_) {
         for (const llama_sampler_ptr & truncation : other.truncations_) {
             truncations_.push_back(copy(truncation));
         }
@@ -216,149 +187,136 @@ class LlamaSampler : public Sampler {
         return llama_sampler_ptr(sampler ? llama_sampler_clone(sampler.get()) : nullptr);
     }
 
-    // Candidates with their logits after bias and penalties, in the vocabulary's order.
-    void fill(const float * logits) {
-        largest(logits);  // are they numbers?
-        candidates_.resize(static_cast<size_t>(n_vocab_));
-        for (int32_t token = 0; token < n_vocab_; ++token) {
-            candidates_[static_cast<size_t>(token)] = {token, logits[token], 0};
-        }
-        for (const auto & [token, bias] : bias_) {
-            candidates_[static_cast<size_t>(token)].logit += bias;
-        }
-        if (penalties_) {
-            apply(*penalties_);
-        }
-        for (llama_token_data & candidate : candidates_) {  // extreme settings overflow
-            candidate.logit = std::min(candidate.logit, std::numeric_limits<float>::max());
-        }
+    static const SamplingParams & checked(const SamplingParams & params, int32_t n_vocab) {
+        check(params, n_vocab);
+        return params;
     }
 
-    void apply(llama_sampler & sampler) {
-        llama_token_data_array array = {candidates_.data(), candidates_.size(), -1, false};
-        llama_sampler_apply(&sampler, &array);
-        if (array.data != candidates_.data()) {  // a sampler may answer with a buffer of its own
-            std::copy(array.data, array.data + array.size, candidates_.begin());
+    // The tokens that truncate() may keep and that it looks at to decide: as few as can be told without sorting the row. Top-k
+    // is done then, and so is a top-p with nothing before it.
+    std::vector<Candidate> select(const Row & row) const {
+        if (grammar_) {
+            return allowed(row);
         }
-        candidates_.resize(array.size);
+        if (params_.temperature == 0) {
+            return {{row.first_of_largest(), 0}};
+        }
+        if (nucleus_first_) {
+            return nucleus(row);
+        }
+        float limit = Row::kLowest;
+        if (params_.top_k > 0) {
+            limit = std::max(limit, row.reached_by(static_cast<size_t>(params_.top_k)));
+        }
+        if (params_.typical_p < 1) {
+            limit = std::max(limit, row.top() - kUnderflow);
+        } else if (params_.top_p >= 1 && params_.min_p > 0) {
+            limit = std::max(limit, row.top() + std::log(params_.min_p));
+        }
+        std::vector<Candidate> candidates;
+        row.select(limit, kEverything, candidates);
+        if (params_.top_k > 0) {
+            keep_likeliest(candidates, static_cast<size_t>(params_.top_k));
+        }
+        return candidates;
     }
 
-    // The first of the largest logits.
-    int32_t largest(const float * logits) const {
-        const float * best = std::max_element(logits, logits + n_vocab_);
-        if (!std::isfinite(*best)) {
-            fail(PD2_ERROR_NATIVE,
-                 "the target's logits are not finite numbers; its file is damaged or its cache type too "
-                 "narrow: fetch or convert it again, or load with kv_type f32");
-        }
-        return static_cast<int32_t>(best - logits);
-    }
-
-    // Takes away what the grammar forbids. A verdict costs up to half a microsecond and depends on its token alone, so the
-    // likeliest are asked about first, and no more of them than the rest of the chain will look at: the likeliest top_k,
-    // or all but those that together weigh nothing.
-    void keep_allowed() {
-        const auto  likelier = [](const llama_token_data & a, const llama_token_data & b) { return a.logit > b.logit; };
-        const auto  begin    = candidates_.begin();
-        const float heat     = std::max(temperature_, 1.0f);  // the truncating samplers work at temperature 1
-        const float top      = top_logit();
-        const auto  weight   = [&](const llama_token_data & c) { return std::exp((c.logit - top) / heat); };
-        size_t      kept = 0, asked = 0;
-        double      kept_weight = 0;
-        for (size_t chunk = kFirstAsked; asked < candidates_.size() && kept < enough_; chunk *= 4) {
-            const size_t n = std::min(chunk, candidates_.size() - asked);
-            std::partial_sort(begin + asked, begin + asked + n, candidates_.end(), likelier);
-            llama_token_data_array array = {candidates_.data() + asked, n, -1, false};
-            llama_sampler_apply(grammar_.get(), &array);
-            for (const size_t end = asked + n; asked < end; ++asked) {
-                if (candidates_[asked].logit != kForbidden) {
-                    kept_weight += weight(candidates_[asked]);
-                    candidates_[kept++] = candidates_[asked];
+    // The likeliest tokens that together have top_p of the probability.
+    std::vector<Candidate> nucleus(const Row & row) const {
+        const std::vector<double> masses = row.masses(1);
+        const double              goal   = std::accumulate(masses.begin(), masses.end(), 0.0) * params_.top_p;
+        std::vector<Candidate>    kept, group;
+        double                    mass = 0;
+        for (Descent descent(row); descent.next(group);) {
+            for (const Candidate & candidate : group) {
+                kept.push_back(candidate);
+                mass += weight(candidate.logit, row.top(), 1);
+                if (mass >= goal) {
+                    return kept;
                 }
             }
-            double rest = 0;
-            for (size_t i = asked; i < candidates_.size(); ++i) {
-                rest += weight(candidates_[i]);
+        }
+        return kept;
+    }
+
+    // The likeliest tokens that the grammar allows. A verdict costs up to half a microsecond and depends on its token alone,
+    // so no more are asked about than the rest of the chain will look at: the likeliest top_k, those that reach min-p, or
+    // all but those that together weigh nothing.
+    std::vector<Candidate> allowed(const Row & row) const {
+        const size_t enough = params_.temperature == 0 ? 1
+                              : params_.top_k > 0      ? static_cast<size_t>(params_.top_k)
+                                                       : SIZE_MAX;
+        const float  heat   = std::max(params_.temperature, 1.0f);  // the truncating samplers work at temperature 1
+        const float  reach  = params_.typical_p < 1 || params_.top_p < 1 ? Row::kForbidden : std::log(params_.min_p);
+        std::vector<Candidate>        kept, group;
+        std::vector<llama_token_data> asked;
+        double                        mass = 0;
+        for (Descent descent(row); kept.size() < enough && descent.next(group);) {
+            if (group.empty()) {
+                continue;
             }
-            if (rest < kNothing * kept_weight) {
+            asked.clear();
+            for (const Candidate & candidate : group) {
+                asked.push_back({candidate.token, candidate.logit, 0});
+            }
+            llama_token_data_array array = {asked.data(), asked.size(), -1, false};
+            llama_sampler_apply(grammar_.get(), &array);
+            for (const llama_token_data & one : asked) {
+                if (one.logit != Row::kForbidden) {
+                    kept.push_back({one.id, one.logit});
+                    mass += weight(one.logit, row.top(), heat);
+                }
+            }
+            const bool all_reach = !kept.empty() && descent.floor() <= kept.front().logit + reach;
+            if (all_reach || row.rest(descent.floor(), heat) < kNothing * mass) {
                 break;
             }
         }
-        candidates_.resize(std::min(kept, enough_));
+        kept.resize(std::min(kept.size(), enough));
+        if (params_.typical_p < 1 && !kept.empty()) {
+            const float limit = kept.front().logit - kUnderflow;
+            kept.erase(std::find_if(kept.begin(), kept.end(), [&](const Candidate & c) { return !(c.logit > limit); }),
+                       kept.end());
+        }
+        return kept;
     }
 
-    int32_t likeliest_allowed() {
-        drop(candidates_, kForbidden);
-        if (grammar_) {
-            keep_allowed();  // enough_ is 1
+    void truncate(std::vector<Candidate> & candidates) const {
+        if (truncations_.empty()) {
+            return;
         }
-        const auto less   = [](const llama_token_data & a, const llama_token_data & b) { return a.logit < b.logit; };
-        const auto chosen = std::max_element(candidates_.begin(), candidates_.end(), less);
-        if (chosen == candidates_.end()) {
-            nothing_left();
+        std::vector<llama_token_data> data;
+        data.reserve(candidates.size());
+        for (const Candidate & candidate : candidates) {
+            data.push_back({candidate.token, candidate.logit, 0});
         }
-        return chosen->id;
+        const bool             sorted = params_.top_k > 0 || nucleus_first_ || grammar_;
+        llama_token_data_array array  = {data.data(), data.size(), -1, sorted};
+        for (const llama_sampler_ptr & truncation : truncations_) {
+            llama_sampler_apply(truncation.get(), &array);
+        }
+        candidates.clear();
+        for (size_t i = 0; i < array.size; ++i) {
+            candidates.push_back({array.data[i].id, array.data[i].logit});
+        }
     }
 
     [[noreturn]] void nothing_left() const {
         fail(PD2_ERROR_ARGUMENT, "%s left no token to continue with: allow one that can end the text, or another",
-             !grammar_       ? "logit_bias"
-             : bias_.empty() ? "the grammar"
-                             : "the grammar and logit_bias");
+             !grammar_                  ? "logit_bias"
+             : !adjustments_.has_bias() ? "the grammar"
+                                        : "the grammar and logit_bias");
     }
 
-    float top_logit() const {
-        float top = kForbidden;
-        for (const llama_token_data & candidate : candidates_) {
-            top = std::max(top, candidate.logit);
-        }
-        return top;
-    }
-
-    const Distribution & certain(int32_t token) {
-        distribution_.tokens.assign(1, token);
-        distribution_.probabilities.assign(1, 1.0);
-        return distribution_;
-    }
-
-    const Distribution & softmax() {
-        const double top   = top_logit();
-        const double floor = top - kNegligible * temperature_;
-        double       total = 0;
-        distribution_.tokens.clear();
-        distribution_.probabilities.clear();
-        for (const llama_token_data & candidate : candidates_) {
-            if (candidate.logit >= floor) {
-                const double weight = std::exp((candidate.logit - top) / temperature_);
-                distribution_.tokens.push_back(candidate.id);
-                distribution_.probabilities.push_back(weight);
-                total += weight;
-            }
-        }
-        for (double & probability : distribution_.probabilities) {
-            probability /= total;
-        }
-        return distribution_;
-    }
-
-    const int32_t                          n_vocab_;
-    const float                            temperature_;
-    std::vector<std::pair<int32_t, float>> bias_;
-    llama_sampler_ptr                      penalties_;
-    llama_sampler_ptr                      grammar_;
-    std::vector<llama_sampler_ptr>         truncations_;  // in the order they are applied
-    bool                                   typical_ = false;
-    size_t                        enough_ = SIZE_MAX;  // candidates that the samplers after the grammar look at
-    std::vector<llama_token_data> candidates_;
-    Distribution                  distribution_;
+    const int32_t                  n_vocab_;
+    SamplingParams                 params_;
+    Adjustments                    adjustments_;
+    llama_sampler_ptr              grammar_;
+    bool                           nucleus_first_ = false;  // top-p comes first, over the whole row: ours
+    std::vector<llama_sampler_ptr> truncations_;            // the others, in the order they are applied
 };
 
 }  // namespace
-
-double Distribution::of(int32_t token) const {
-    const auto found = std::find(tokens.begin(), tokens.end(), token);
-    return found == tokens.end() ? 0 : probabilities[static_cast<size_t>(found - tokens.begin())];
-}
 
 std::unique_ptr<Sampler> make_sampler(const llama_vocab * vocab, const SamplingParams & params, int32_t context_size) {
     return std::make_unique<LlamaSampler>(vocab, params, context_size);

@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "distribution.h"
+
 namespace pd2 {
 
 struct SamplingParams {
@@ -25,14 +27,6 @@ struct SamplingParams {
     std::vector<std::pair<int32_t, float>> logit_bias;  // added to the logit of a token
 };
 
-// Probabilities of the tokens that can come next; they sum to 1. Every other token has none.
-struct Distribution {
-    std::vector<int32_t> tokens;
-    std::vector<double>  probabilities;
-
-    double of(int32_t token) const;
-};
-
 // A grammar's state along a draft: what may follow, without a word to the sampler it came from.
 class Constraint {
   public:
@@ -47,8 +41,8 @@ class Sampler {
     virtual ~Sampler() = default;
 
     // Of the next token, given its row of logits [n_vocab] and everything read and accepted before. In this order: logit
-    // bias, penalties, grammar, top-k, typical-p, top-p, min-p, temperature. Valid until the next call.
-    virtual const Distribution & distribution(const float * logits) = 0;
+    // bias, penalties, grammar, top-k, typical-p, top-p, min-p, temperature. The row must outlive the distribution.
+    virtual Distribution distribution(const float * logits) = 0;
 
     // The text so far: a prompt's token (penalties see it, the grammar does not), a generated one (both do).
     virtual void read(int32_t token)   = 0;
