@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ggml-cpu-impl.h"
+#include "products.h"
 
 namespace {
 
@@ -29,10 +30,16 @@ bool __real_llamafile_sgemm(const ggml_compute_params * params, int64_t m, int64
                             int64_t lda, const void * b, int64_t ldb, void * c, int64_t ldc, int type_a, int type_b,
                             int type_c);
 
-// The linker puts this in the place of llamafile_sgemm. False: ggml's own product follows.
+// The linker puts this in the place of llamafile_sgemm, which ggml asks twice: with the rows as they are and, where that gives false,
+// with the rows quantised as the weights' dot product wants them. False both times: that dot product follows, pair by pair.
 bool __wrap_llamafile_sgemm(const ggml_compute_params * params, int64_t m, int64_t n, int64_t k, const void * a,
                             int64_t lda, const void * b, int64_t ldb, void * c, int64_t ldc, int type_a, int type_b,
                             int type_c) {
+    if (type_c == GGML_TYPE_F32 &&
+        pd2::multiply_rows(params->ith, params->nth, m, n, k, a, lda, b, ldb, static_cast<float *>(c), ldc,
+                           static_cast<ggml_type>(type_a), static_cast<ggml_type>(type_b))) {
+        return true;
+    }
     return !is_invariant(params->threadpool) &&
            __real_llamafile_sgemm(params, m, n, k, a, lda, b, ldb, c, ldc, type_a, type_b, type_c);
 }

@@ -1,0 +1,111 @@
+// Compares pd2::multiply_rows with ggml's dot products, bit by bit, over odd sizes and every share of up to four threads.
+// products TYPE: exit status 0 where all agree, 1 after the first difference, 2 where nothing here multiplies TYPE.
+#include "target/products.h"
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "ggml-cpu.h"
+
+namespace {
+
+enum Outcome { alike = 0, different = 1, refused = 2 };
+
+ggml_type type_named(const std::string & name) {
+    for (int i = 0; i < GGML_TYPE_COUNT; ++i) {
+        const char * found = ggml_type_name(static_cast<ggml_type>(i));
+        if (found && name == found) {
+            return static_cast<ggml_type>(i);
+        }
+    }
+    return GGML_TYPE_COUNT;
+}
+
+// Rows of `type`, one after the other, of normal values whose scale changes every 32.
+std::vector<char> random_rows(std::mt19937 & random, ggml_type type, int64_t rows, int64_t k) {
+    std::normal_distribution<float>       normal;
+    std::uniform_real_distribution<float> exponent(-6, 6);
+    std::vector<float>                    values(rows * k);
+    float                                 scale = 1;
+    for (size_t i = 0; i < values.size(); ++i) {
+        if (i % 32 == 0) {
+            scale = std::exp2(exponent(random));
+        }
+        values[i] = scale * normal(random);
+    }
+    std::vector<char> quantised(rows * ggml_row_size(type, k));
+    if (type == GGML_TYPE_F32) {
+        std::memcpy(quantised.data(), values.data(), quantised.size());
+    } else {
+        ggml_get_type_traits_cpu(type)->from_float(values.data(), quantised.data(), rows * k);
+    }
+    return quantised;
+}
+
+struct Size {
+    int64_t m, n, k;
+    int     threads;
+};
+
+Outcome compare(ggml_type type, const Size & size, std::mt19937 & random) {
+    const ggml_type_traits_cpu & traits   = *ggml_get_type_traits_cpu(type);
+    const ggml_type              row_type = traits.vec_dot_type;
+    const size_t                 a_bytes  = ggml_row_size(type, size.k);
+    const size_t                 b_bytes  = ggml_row_size(row_type, size.k);
+    const std::vector<char>      a        = random_rows(random, type, size.m, size.k);
+    const std::vector<char>      b        = random_rows(random, row_type, size.n, size.k);
+
+    const int64_t      ldc = size.m + 3;
+    std::vector<float> c(size.n * ldc, -1.0F);
+    for (int thread = 0; thread < size.threads; ++thread) {
+        if (!pd2::multiply_rows(thread, size.threads, size.m, size.n, size.k / ggml_blck_size(type), a.data(),
+                                a_bytes / ggml_type_size(type), b.data(), b_bytes / ggml_type_size(row_type), c.data(),
+                                ldc, type, row_type)) {
+            return refused;
+        }
+    }
+    for (int64_t row = 0; row < size.n; ++row) {
+        for (int64_t i = 0; i < ldc; ++i) {
+            float expected = -1.0F;  // nothing is written beside the product
+            if (i < size.m) {
+                traits.vec_dot(static_cast<int>(size.k), &expected, 0, a.data() + i * a_bytes, 0,
+                               b.data() + row * b_bytes, 0, 1);
+            }
+            const float got = c[row * ldc + i];
+            if (std::memcmp(&got, &expected, sizeof got) != 0) {
+                std::printf("%s, %lld x %lld of %lld, %d threads: row %lld, weight row %lld is %a and alone %a\n",
+                            ggml_type_name(type), (long long)size.m, (long long)size.n, (long long)size.k, size.threads,
+                            (long long)row, (long long)i, got, expected);
+                return different;
+            }
+        }
+    }
+    return alike;
+}
+
+}  // namespace
+
+int main(int argc, char ** argv) {
+    const ggml_type type = argc == 2 ? type_named(argv[1]) : GGML_TYPE_COUNT;
+    if (type == GGML_TYPE_COUNT) {
+        std::fprintf(stderr, "usage: products TYPE\n");
+        return 64;
+    }
+    ggml_cpu_init();
+    std::mt19937 random(4);
+    for (int64_t n = 1; n <= 40; ++n) {
+        for (const int64_t k : {256, 512, 768, 1280, 4096}) {
+            const Size    size    = {std::uniform_int_distribution<int64_t>(1, 45)(random), n, k,
+                                     std::uniform_int_distribution<int>(1, 4)(random)};
+            const Outcome outcome = compare(type, size, random);
+            if (outcome != alike) {
+                return outcome;
+            }
+        }
+    }
+    return alike;
+}
