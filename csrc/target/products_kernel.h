@@ -6,7 +6,7 @@
 
 #include "ggml.h"
 
-#if (defined(__x86_64__) || defined(__i386__)) && defined(__GNUC__)
+#if defined(__x86_64__) && defined(__GNUC__)
 #define PD2_X86_PRODUCTS
 #include <immintrin.h>
 // A file compiled for AVX2 as a whole could leak such code, through inline functions of the library, to processors without it.
@@ -32,7 +32,7 @@ struct ProductKernel {
 };
 
 #ifdef PD2_X86_PRODUCTS
-extern const ProductKernel q8_0_product;
+extern const ProductKernel q4_k_product, q5_k_product, q6_k_product, q8_0_product;
 
 // The order in which ggml's dot products add up eight lanes.
 PD2_AVX2_INLINE float sum_lanes(__m256 x) {
