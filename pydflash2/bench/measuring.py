@@ -149,7 +149,7 @@ def _converse(
 ) -> Iterator[tuple[int, pydflash2.Result, float]]:
     forget(engine)  # a prompt that another arm has computed would be free
     for turn, text in enumerate(texts):
-        seed = options.seed + 1000 * repeat + turn  # the same for all arms
+        seed = options.seed + 1000 * repeat + turn
         yield turn, *_generate(engine, text, arm, options, seed)
 
 
@@ -184,7 +184,8 @@ def _generate(
     settings: dict[str, Any] = arm.settings | {
         "max_tokens": text.max_tokens,
         "temperature": options.temperature,
-        "seed": seed,
+        # At a temperature, a seed would keep the engine from choosing widths by the clock.
+        "seed": None if arm.group == "auto" else seed,
         "logit_bias": dict.fromkeys(text.forbidden, -math.inf) or None,
     }
     stream = engine.stream(text.prompt, **settings)
