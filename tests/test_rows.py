@@ -102,15 +102,15 @@ def likeliest_first(oracle: SamplingOracle, chain: Settings, row: Floats) -> tup
 
 def check(oracle: SamplingOracle, chain: Settings, row: Floats) -> None:
     ours, theirs = likeliest_first(oracle, chain, row)
-    wanted = [theirs]
+    wanted, count = [theirs], np.count_nonzero(ours)
     for name in ("top_p", "typical_p"):
         value = getattr(chain, name)
         if value < 1:  # where it cuts is a matter of rounding
-            for nudged in (
-                value * (1 - ROUNDING),
-                min(value * (1 + ROUNDING), np.nextafter(np.float32(1), 0)),
-            ):
-                wanted.append(likeliest_first(oracle, replace(chain, **{name: nudged}), row)[1])
+            nudged = (value * (1 - ROUNDING), min(value * (1 + ROUNDING), np.nextafter(np.float32(1), 0)))
+            less, more = (likeliest_first(oracle, replace(chain, **{name: one}), row)[1] for one in nudged)
+            wanted += [less, more]
+            if name == "top_p" and np.count_nonzero(less) <= count <= np.count_nonzero(more):
+                wanted.append(np.where(np.arange(len(more)) < count, more, 0) / more[:count].sum())
     close = [
         len(np.flatnonzero(ours)) <= len(np.flatnonzero(one > 0))
         and np.allclose(ours, one, rtol=2e-5, atol=1e-12)
