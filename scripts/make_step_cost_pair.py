@@ -4,9 +4,9 @@
     python scripts/make_step_cost_pair.py FOLDER
 
 The target has the dimensions of Qwen3-0.6B, the head those of a DFlash 2 head for it: 5 layers, window 2048,
-selector rank 256 and 16 candidates, block 8. Each is written as FOLDER/{target,head}-{q4_k_m,q8_0}.gguf, 1.3 GB
-in all. Acceptance means nothing with them, times do. The head goes through pydflash2's own converter, so the
-test extra must be installed (safetensors).
+selector rank 256 and 16 candidates, block 8. Each is written as FOLDER/{target,head}-{q4_k_m,q8_0}.gguf,
+1.3 GB in all. Acceptance means nothing with them, times do. The head goes through pydflash2's own converter.
+Needs the test extra (safetensors).
 """
 
 import argparse
@@ -280,7 +280,8 @@ def make(folder: Path, sizes: Sizes | None = None, file_types: tuple[str, ...] =
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     with tempfile.TemporaryDirectory(dir=folder, prefix=".checkpoint-") as work:
-        checkpoint = Path(work)
+        checkpoint = Path(work, "step-cost-head")  # its name goes into the file
+        checkpoint.mkdir()
         save_file(head_tensors(sizes), checkpoint / "model.safetensors")
         (checkpoint / "config.json").write_text(json.dumps(head_config(sizes)), encoding="utf-8")
         for file_type in file_types:

@@ -1,0 +1,1 @@
+"""Parts of scripts/compare_llama_cpp.py: builds, contenders, figures."""
