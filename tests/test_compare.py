@@ -77,13 +77,17 @@ def test_the_defaults_are_the_published_dimensions() -> None:
 
 
 def test_timings_of_llama_cpp_are_read() -> None:
-    answer = {"timings": TIMINGS | {"draft_n": 140, "draft_n_accepted": 44}, "tokens": [1, 2]}
+    answer = {"timings": TIMINGS | {"draft_n": 140, "draft_n_accepted": 44}, "content": "So"}
     run = Run.of_timings(answer)
+    assert run == Run.of_timings({"timings": answer["timings"], "choices": [{"text": "So"}]})
+    assert figures.round_ms([run]) == pytest.approx(16)
     assert (run.n, run.drafted, run.accepted, run.prompt_n) == (64, 140, 44, 96)
     assert figures.rate([run]) == pytest.approx(200)
     assert figures.prompt_rate([run]) == pytest.approx(200)
     assert figures.acceptance_length([run]) == pytest.approx(64 / 20)
-    assert Run.of_timings({"timings": TIMINGS}).drafted == 0  # without a drafter it says nothing of drafts
+    assert (
+        Run.of_timings({"timings": TIMINGS, "content": ""}).drafted == 0
+    )  # without a drafter it says nothing of drafts
 
 
 def test_rates_pool_texts_by_their_time() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
@@ -18,12 +18,15 @@ class Run:
     accepted: int
     prompt_n: int
     prompt_seconds: float
-    tokens: list[int] = field(default_factory=list)
+    text: str = ""
 
     @classmethod
     def of_timings(cls, answer: Mapping[str, Any]) -> Run:
-        """From llama.cpp's answer to a completion. Its time of generating begins after the first token."""
+        """From the answer to a completion, in llama.cpp's form or OpenAI's. Its time of generating begins after the
+        first token.
+        """
         timings = answer["timings"]
+        text = answer["content"] if "content" in answer else answer["choices"][0]["text"]
         return cls(
             n=int(timings["predicted_n"]) - 1,
             seconds=float(timings["predicted_ms"]) / 1000,
@@ -31,7 +34,7 @@ class Run:
             accepted=int(timings.get("draft_n_accepted", 0)),
             prompt_n=int(timings["prompt_n"]),
             prompt_seconds=float(timings["prompt_ms"]) / 1000,
-            tokens=[int(token) for token in answer.get("tokens", [])],
+            text=text,
         )
 
     @classmethod
@@ -52,6 +55,10 @@ def acceptance_length(runs: Sequence[Run]) -> float:
     """Mean acceptance length: each token after the first that was no accepted draft ended a round."""
     n, accepted = sum(run.n for run in runs), sum(run.accepted for run in runs)
     return n / (n - accepted) if n > accepted else 1.0
+
+
+def round_ms(runs: Sequence[Run]) -> float:
+    return 1000 * sum(run.seconds for run in runs) / max(1, sum(run.n - run.accepted for run in runs))
 
 
 @dataclass(frozen=True)

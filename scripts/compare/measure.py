@@ -12,7 +12,7 @@ from typing import Any
 
 from compare.build import Programs
 from compare.contenders import Ours, XLlamaCpp
-from compare.figures import Figure, Run, acceptance_length, prompt_rate, rate, settled
+from compare.figures import Figure, Run, acceptance_length, prompt_rate, rate, round_ms, settled
 from compare.server import Pair, Server, round_cost
 
 
@@ -76,10 +76,11 @@ def decode(
             continue
         pairs = list(zip(turns["pydflash2"], turns[rival], strict=True))
         mine, theirs = pairs[-1]
-        same = sum(a.tokens == b.tokens for a, b in zip(mine, theirs, strict=True))
+        same = sum(a.text == b.text for a, b in zip(mine, theirs, strict=True))
         note = (
             f"{median(rate(a) for a, _ in pairs):.1f} and {median(rate(b) for _, b in pairs):.1f} tok/s, "
             f"acceptance {acceptance_length(mine):.2f} and {acceptance_length(theirs):.2f}, "
+            f"round {round_ms(mine):.2f} and {round_ms(theirs):.2f} ms, "
             f"{same} of {len(mine)} texts equal"
         )
         yield Figure(name, [rate(a) / rate(b) for a, b in pairs], at_least=bar, note=note)

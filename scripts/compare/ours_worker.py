@@ -33,19 +33,20 @@ def generate(name: str, prompt: list[int], n: int, width: int) -> dict[str, Any]
     """
     engine = ENGINES[name]
     first = end = perf_counter()
-    tokens: list[int] = []
-    n_first = 0
+    text = ""
+    n_tokens = n_first = 0
     stats = None
     for piece in engine.stream(prompt, max_tokens=n, max_draft_tokens=width):
         end = perf_counter()
-        if not tokens:
+        if n_tokens == 0:
             first, n_first = end, len(piece.tokens)
-        tokens += piece.tokens
+        n_tokens += len(piece.tokens)
+        text += piece.text
         stats = piece.stats
     assert stats is not None
     return {
-        "tokens": tokens,
-        "n": len(tokens) - n_first,
+        "text": text,
+        "n": n_tokens - n_first,
         "seconds": end - first,
         "drafted": stats.drafted,
         "accepted": stats.accepted,

@@ -67,7 +67,6 @@ def request(prompt: list[int], n: int) -> dict[str, Any]:
         "temperature": 0.0,
         "samplers": ["top_k"],
         "top_k": 1,
-        "return_tokens": True,
     }
 
 
