@@ -72,7 +72,8 @@ class Sizes:
 def normal(name: str, shape: tuple[int, ...], std: float) -> npt.NDArray[np.float32]:
     """Each name has a stream of its own, so that both file types quantise the same weights."""
     generator = np.random.default_rng([7, zlib.crc32(name.encode())])
-    return generator.standard_normal(shape, np.float32) * np.float32(std)
+    values: npt.NDArray[np.float32] = generator.standard_normal(shape, np.float32) * np.float32(std)
+    return values
 
 
 def std_of(name: str, n_columns: int) -> float:

@@ -8,15 +8,13 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 NATIVE = Path(__file__).with_name("native")
-INSIDE = "/vendor/llama.cpp/"
 
 
 @dataclass(frozen=True)
@@ -84,19 +82,15 @@ def fetch(folder: Path) -> Path:
     if folder.exists():
         return folder
     fetcher = fetch_module()
+    fetcher.is_wanted = lambda path: True  # what our extension has no use for, too
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".fetch-") as name:
         unpacked = Path(name, "llama.cpp")
-        with tarfile.open(fetcher.download(Path(name))) as archive:
-            for member in archive:
-                _, inside, path = member.name.partition(INSIDE)
-                if inside and member.isfile():
-                    member.name = path
-                    archive.extract(member, unpacked, filter="data")
+        fetcher.unpack(fetcher.download(Path(name)), unpacked)
         unpacked.rename(folder)
     return folder
 
 
-def fetch_module() -> ModuleType:
+def fetch_module() -> Any:
     """cmake/fetch_llama_cpp.py, which knows the pin."""
     spec = importlib.util.spec_from_file_location("fetch_llama_cpp", ROOT / "cmake" / "fetch_llama_cpp.py")
     assert spec is not None and spec.loader is not None

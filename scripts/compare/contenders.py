@@ -80,7 +80,7 @@ def xllamacpp_python(work: Path) -> Path | str:
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     if not python.exists():
         venv.create(folder, with_pip=True)
-    install = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    install = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     done = subprocess.run([*install, "--only-binary=:all:", XLLAMACPP], capture_output=True, text=True)
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or ["pip failed"])[-1]

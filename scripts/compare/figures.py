@@ -22,9 +22,7 @@ class Run:
 
     @classmethod
     def of_timings(cls, answer: Mapping[str, Any]) -> Run:
-        """From the answer to a completion, in llama.cpp's form or OpenAI's. Its time of generating begins after the
-        first token.
-        """
+        """From a completion's answer, in llama.cpp's form or OpenAI's. Its time counts from the first token."""
         timings = answer["timings"]
         text = answer["content"] if "content" in answer else answer["choices"][0]["text"]
         return cls(

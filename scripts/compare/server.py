@@ -77,16 +77,8 @@ class Server(Paused):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._port = free.getsockname()[1]
-        command = [
-            program,
-            *pair.options(width),
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(self._port),
-            "--cache-ram",
-            "0",
-        ]
+        command = [str(program), *pair.options(width), "--host", "127.0.0.1", "--port", str(self._port)]
+        command += ["--cache-ram", "0"]
         super().__init__(command, work / f"server-{pair.name}-{width}.log", False, os.environ)
         try:
             with self:
