@@ -91,14 +91,14 @@ def demo_pair(args: argparse.Namespace) -> tuple[Pair, list[list[int]]]:
     return Pair("demo", target, head, n_tokens + args.tokens + 64, args.threads), prompts
 
 
-def figures(args: argparse.Namespace, bench: Bench, pairs: list[Pair]) -> Iterator[Figure]:
+def figures(
+    args: argparse.Namespace, bench: Bench, pairs: list[Pair], demo: tuple[Pair, list[list[int]]] | None
+) -> Iterator[Figure]:
     first = pairs[0] if pairs else None
-    if "decode" in args.only:
-        demo, prompts = demo_pair(args)
+    if demo is not None:
+        n = 32 if args.quick else args.tokens
         for width in args.widths:
-            yield from measure.decode(
-                bench, demo, width, prompts, 32 if args.quick else args.tokens, DECODE_BAR
-            )
+            yield from measure.decode(bench, *demo, width, n, DECODE_BAR)
     if "drafter" in args.only:
         n_prompt, rounds = (100, 6) if args.quick else (STEP_COST_PROMPT, args.rounds)
         for pair in pairs:
@@ -162,27 +162,27 @@ def main() -> int:
 
     programs = build(args.work, args.jobs)
     xllamacpp = xllamacpp_python(args.work) if "decode" in args.only else "not asked for"
-    needs_pairs = set(args.only) - {"decode"}
-    pairs = step_cost_pairs(args) if needs_pairs else []
+    pairs = step_cost_pairs(args) if set(args.only) - {"decode"} else []
+    demo = demo_pair(args) if "decode" in args.only else None
     raw: dict[str, Any] = {}
     bench = Bench(args.work, programs, xllamacpp, args.repetitions, raw, say)
-    record: dict[str, Any] = {"machine": machine(args, pairs), "settings": programs.settings}
+    here = machine(args, [*pairs, *([demo[0]] if demo else [])])
+    if (here["load_average"] or 0) > 0.5:
+        say(f"the load is {here['load_average']:.1f}: other work on this machine blurs the figures")
     measured = []
-    for figure in figures(args, bench, pairs):
+    for figure in figures(args, bench, pairs, demo):
         measured.append(figure)
         say(table([figure]).splitlines()[1])
 
-    for key, value in record["machine"].items():
-        shown = (
-            ", ".join(f"{n} {v:,}" if isinstance(v, int) else f"{n}={v}" for n, v in value.items())
-            if isinstance(value, dict)
-            else value
-        )
-        print(f"{key:13} {shown}")
+    for key, value in here.items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{name} {shown}" for name, shown in value.items()) or "-"
+        print(f"{key:13} {value}")
     print()
     print(table(measured))
     if args.json is not None:
-        record |= {"figures": [figure.as_dict() for figure in measured], "raw": raw}
+        record = {"machine": here, "settings": programs.settings, "raw": raw}
+        record["figures"] = [figure.as_dict() for figure in measured]
         args.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return 0 if all(figure.holds for figure in measured) else 1
 

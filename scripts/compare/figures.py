@@ -22,7 +22,7 @@ class Run:
 
     @classmethod
     def of_timings(cls, answer: Mapping[str, Any]) -> Run:
-        """From a completion's answer, in llama.cpp's form or OpenAI's. Its time counts from the first token."""
+        """From a completion's answer, in llama.cpp's form or OpenAI's. Time runs from the first token on."""
         timings = answer["timings"]
         text = answer["content"] if "content" in answer else answer["choices"][0]["text"]
         return cls(

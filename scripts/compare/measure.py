@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -27,6 +28,15 @@ class Bench:
     raw: dict[str, Any]  # every measurement, for --json
     say: Callable[[str], None]
 
+    def turns(self, what: str) -> Iterator[int]:
+        """0, 1, ... repetitions - 1; says after each how long the others will take."""
+        start = time.monotonic()
+        for turn in range(self.repetitions):
+            yield turn
+            if left := self.repetitions - turn - 1:
+                seconds = (time.monotonic() - start) / (turn + 1) * left
+                self.say(f"{what}: {left} of {self.repetitions} left, about {seconds / 60:.1f} minutes")
+
 
 def random_ids(seed: int, n: int) -> list[int]:
     """A prompt for weights that know no language: ids that every step-cost vocabulary has."""
@@ -35,7 +45,7 @@ def random_ids(seed: int, n: int) -> list[int]:
 
 
 def decode(
-    bench: Bench, pair: Pair, width: int, prompts: list[list[int]], n: int, bar: float
+    bench: Bench, pair: Pair, prompts: list[list[int]], width: int, n: int, bar: float
 ) -> Iterator[Figure]:
     """Tokens per second, ours over each rival's, all prompts of a repetition taken together."""
     with ExitStack() as stack:
@@ -49,23 +59,24 @@ def decode(
             rivals["xllamacpp"] = stack.enter_context(
                 closing(XLlamaCpp(bench.xllamacpp, pair, width, bench.work))
             )
-        runs: dict[str, list[list[Run]]] = {name: [] for name in ("pydflash2", *rivals)}
-        for repetition in range(-1, bench.repetitions):  # -1 warms up
-            for turn in runs.values():
+        names = ["pydflash2", *rivals]
+        turns: dict[str, list[list[Run]]] = {name: [] for name in names}
+
+        def run(name: str, prompt: list[int]) -> Run:
+            if name in rivals:
+                return rivals[name].generate(prompt, n)
+            return Run.of_ours(ours.generate("pair", prompt, n, width))
+
+        for name in names:
+            run(name, prompts[0])  # warms up
+        for _ in bench.turns(f"decode, {pair.name} pair, w={width}"):
+            for turn in turns.values():
                 turn.append([])
-            for index, prompt in enumerate(prompts[:1] if repetition < 0 else prompts):
-                names = list(runs)
-                for name in names[index % len(names) :] + names[: index % len(names)]:
-                    if name == "pydflash2":
-                        run = Run.of_ours(ours.generate("pair", prompt, n, width))
-                    else:
-                        run = rivals[name].generate(prompt, n)
-                    runs[name][-1].append(run)
-            bench.say(
-                f"{pair.name} w={width}: "
-                + ", ".join(f"{name} {rate(turn[-1]):.1f}" for name, turn in runs.items())
-            )
-    turns = {name: turn[1:] for name, turn in runs.items()}
+            for index, prompt in enumerate(prompts):
+                first = index % len(names)
+                for name in names[first:] + names[:first]:
+                    turns[name][-1].append(run(name, prompt))
+            bench.say(", ".join(f"{name} {rate(turn[-1]):.1f} tok/s" for name, turn in turns.items()))
     bench.raw[f"decode {pair.name} {width}"] = {
         name: [[vars(run) for run in texts] for texts in turn] for name, turn in turns.items()
     }
@@ -97,27 +108,28 @@ def drafter(bench: Bench, pair: Pair, width: int, n_prompt: int, rounds: int) ->
                 ours.load(vocabulary, pair, draft_vocabulary=vocabulary)
             except RuntimeError as error:
                 missing[vocabulary] = str(error).splitlines()[-1]
-        for repetition in range(bench.repetitions):
-            prompt = random_ids(repetition, n_prompt)
-            cost = round_cost(bench.programs.round_cost, pair, width, prompt, rounds, bench.work)
-            theirs_ms.append(
-                settled([a + b for a, b in zip(cost["inject_ms"], cost["draft_ms"], strict=True)])
-            )
-            for vocabulary in ours_ms.keys() - missing.keys():
-                measured = ours.rounds(vocabulary, prompt, width, rounds)
-                ours_ms[vocabulary].append(settled(measured["draft_ms"]))
-                bench.raw.setdefault(f"drafter {pair.name} {width}", []).append(
-                    {"llama.cpp": cost, vocabulary: measured}
-                )
-            bench.say(
-                f"{pair.name} w={width}: drafter, ms a round: llama.cpp {theirs_ms[-1]:.2f}, ours {ours_ms}"
-            )
+        loaded = [vocabulary for vocabulary in ours_ms if vocabulary not in missing]
+        for turn in bench.turns(f"drafter, {pair.name}, w={width}"):
+            prompt = random_ids(turn, n_prompt)
+            record: dict[str, Any] = {}
+            for name in ["llama.cpp", *loaded] if turn % 2 else [*loaded, "llama.cpp"]:
+                if name == "llama.cpp":
+                    cost = round_cost(bench.programs.round_cost, pair, width, prompt, rounds, bench.work)
+                    parts = zip(cost["inject_ms"], cost["draft_ms"], strict=True)
+                    theirs_ms.append(settled([inject + draft for inject, draft in parts]))
+                else:
+                    cost = ours.rounds(name, prompt, width, rounds)
+                    ours_ms[name].append(settled(cost["draft_ms"]))
+                record[name] = cost
+            bench.raw.setdefault(f"drafter {pair.name} {width}", []).append(record)
+            shown = [f"ours, {name}, {ours_ms[name][-1]:.2f} ms" for name in loaded]
+            bench.say(", ".join([f"llama.cpp {theirs_ms[-1]:.2f} ms", *shown]))
     for vocabulary, bar in (("full", 0.85), ("auto", 0.50)):
         values = ours_ms[vocabulary]
         note = missing.get(vocabulary) or f"{median(values):.2f} and {median(theirs_ms):.2f} ms a round"
         yield Figure(
             f"drafter, {pair.name}, w={width}, {vocabulary} vocabulary: pydflash2 / llama.cpp",
-            [a / b for a, b in zip(values, theirs_ms, strict=False)],
+            [a / b for a, b in zip(values, theirs_ms, strict=not missing.get(vocabulary))],
             at_most=bar,
             note=note,
         )
@@ -137,21 +149,21 @@ def prefill(bench: Bench, pair: Pair, n_prompt: int) -> Iterator[Figure]:
             name: stack.enter_context(closing(Server(bench.programs.server, pair, width, bench.work)))
             for name, width in (("theirs with", 7), ("theirs without", 0))
         }
-        for repetition in range(-1, bench.repetitions):
-            prompt = random_ids(1000 + repetition, 256 if repetition < 0 else n_prompt)
-            order = list(rates) if repetition % 2 else list(reversed(rates))
-            for name in order:
-                if name in servers:
-                    run = servers[name].generate(prompt, 2)
-                else:
-                    run = Run.of_ours(ours.generate(name, prompt, 2, 7))
-                if repetition >= 0:
-                    rates[name].append(prompt_rate([run]))
-            if repetition >= 0:
-                bench.say(
-                    f"{pair.name}, {n_prompt} prompt tokens: "
-                    + ", ".join(f"{n} {r[-1]:.1f}" for n, r in rates.items())
-                )
+
+        def run(name: str, prompt: list[int]) -> Run:
+            if name in servers:
+                return servers[name].generate(prompt, 2)
+            return Run.of_ours(ours.generate(name, prompt, 2, 7))
+
+        warm = [run(name, random_ids(999, 256)) for name in rates]
+        seconds = sum(n_prompt / prompt_rate([one]) for one in warm) * bench.repetitions
+        what = f"prefill, {pair.name}, {n_prompt} tokens"
+        bench.say(f"{what}: {seconds / 60:.0f} minutes, and what attention to the longer prompt takes")
+        for turn in bench.turns(what):
+            prompt = random_ids(1000 + turn, n_prompt)
+            for name in list(rates) if turn % 2 else list(reversed(rates)):
+                rates[name].append(prompt_rate([run(name, prompt)]))
+            bench.say(", ".join(f"{name} {values[-1]:.1f} tok/s" for name, values in rates.items()))
     bench.raw[f"prefill {pair.name} {n_prompt}"] = rates
     for who, name, bar in (("ours", "pydflash2", 0.98), ("theirs", "llama.cpp", None)):
         with_head, without = rates[f"{who} with"], rates[f"{who} without"]
@@ -184,8 +196,11 @@ def glue(bench: Bench, pair: Pair, width: int, n_prompt: int, n: int) -> Iterato
     shares = []
     with closing(Ours(bench.work, "glue")) as ours:
         ours.load("pair", pair)
-        for repetition in range(bench.repetitions):
-            answer = ours.generate("pair", random_ids(repetition, n_prompt), n, width)
+        ours.generate(
+            "pair", random_ids(-1, n_prompt), 8, width
+        )  # the row check, too, where it was never made
+        for turn in bench.turns(f"glue, {pair.name}"):
+            answer = ours.generate("pair", random_ids(turn, n_prompt), n, width)
             shares.append(1 - (answer["draft_seconds"] + answer["verify_seconds"]) / answer["seconds"])
     bench.raw["glue"] = shares
     yield Figure(f"Python and glue, {pair.name}, w={width}: share of a round", shares, at_most=0.01)
