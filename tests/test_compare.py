@@ -15,7 +15,7 @@ import make_step_cost_pair as step_cost  # noqa: E402
 from compare import figures  # noqa: E402
 from compare.figures import Figure, Run  # noqa: E402
 from compare.process import Worker  # noqa: E402
-from compare.server import Pair  # noqa: E402
+from compare.server import Pair, Server  # noqa: E402
 
 import pydflash2  # noqa: E402
 from pydflash2.inspection import check_pair  # noqa: E402
@@ -133,6 +133,55 @@ def test_options_name_the_head_only_where_it_drafts() -> None:
     assert "h.gguf" in pair.options(5)
     assert pair.options(5)[pair.options(5).index("--spec-draft-n-max") + 1] == "5"
     assert "h.gguf" not in pair.options(0)
+
+
+FAKE_SERVER = f"""#!{sys.executable}
+import http.server, json, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def reply(self, body):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+    def do_GET(self):
+        self.reply({{}})
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if not asked["prompt"]:
+            self.send_error(400, "no prompt")
+            return
+        timings = {TIMINGS!r} | {{"prompt_n": len(asked["prompt"]), "predicted_n": asked["n_predict"]}}
+        self.reply({{"content": " ".join(sys.argv[1:]), "timings": timings}})
+    def log_message(self, *rest):
+        pass
+port = int(sys.argv[sys.argv.index("--port") + 1])
+http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="runs a script by its first line")
+def test_a_server_is_waited_for_asked_and_closed(tmp_path: Path) -> None:
+    program = tmp_path / "llama-server"
+    program.write_text(FAKE_SERVER)
+    program.chmod(0o755)
+    server = Server(program, Pair("demo", Path("t.gguf"), Path("h.gguf"), 512, 2), 5, tmp_path)
+    try:
+        run = server.generate([1, 2, 3], 33)
+        assert (run.prompt_n, run.n) == (3, 32)
+        assert "--spec-draft-n-max 5" in run.text
+        with pytest.raises(RuntimeError, match="refused /completion"):
+            server.generate([], 33)
+    finally:
+        server.close()
+    assert server.process.poll() is not None
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="runs a script by its first line")
+def test_a_server_that_dies_shows_its_log(tmp_path: Path) -> None:
+    program = tmp_path / "llama-server"
+    program.write_text(f"#!{sys.executable}\nraise SystemExit('no such model')\n")
+    program.chmod(0o755)
+    with pytest.raises(RuntimeError, match="no such model"):
+        Server(program, Pair("demo", Path("t.gguf"), Path("h.gguf"), 512, 2), 5, tmp_path)
 
 
 CHILD = f"""

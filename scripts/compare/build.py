@@ -35,11 +35,13 @@ def build(work: Path, jobs: int) -> Programs:
     source = fetch(work / "llama.cpp")
     settings = extension_settings(work / "extension")
     folder = work / "build"
+    # copied, so that CMake finds the same sources whichever checkout uses this scratch folder
+    native = Path(shutil.copytree(NATIVE, work / "native", dirs_exist_ok=True))
     # llama.cpp asks git for its commit: it must not be answered by a repository around the scratch folder
     environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(work.resolve())}
     run(
         [
-            *configure(NATIVE, folder),
+            *configure(native, folder),
             "-C",
             str(settings),
             "-DCMAKE_BUILD_TYPE=Release",
@@ -63,6 +65,7 @@ def configure(source: Path, folder: Path) -> list[str]:
 
 def extension_settings(folder: Path) -> Path:
     """The initial cache file our extension's llama.cpp was configured with, and CMAKE_ARGS in it."""
+    shutil.rmtree(folder, ignore_errors=True)  # of another checkout, or with other CMAKE_ARGS
     arguments = os.environ.get("CMAKE_ARGS", "").split()
     run(
         [*configure(ROOT, folder), f"-DPython_EXECUTABLE={sys.executable}", *arguments],

@@ -23,7 +23,7 @@
 
 namespace {
 
-[[noreturn]] void die(const char * what) {
+[[noreturn]] void fail(const char * what) {
     std::fprintf(stderr, "round_cost: %s\n", what);
     std::exit(1);
 }
@@ -80,7 +80,7 @@ llama_tokens read_ids(const char * path) {
         ids.push_back(id);
     }
     if (ids.size() < 2) {
-        die("IDS_FILE holds no prompt");
+        fail("IDS_FILE holds no prompt");
     }
     return ids;
 }
@@ -93,13 +93,13 @@ llama_token best(llama_context * context, int32_t row) {
 
 void decode(llama_context * context, common_batch & batch) {
     if (llama_process(context, LLAMA_PROCESS_TYPE_DECODE, batch.get()) != 0) {
-        die("the target's decode failed");
+        fail("the target's decode failed");
     }
 }
 
 void inject(common_speculative * drafter, const common_batch & batch) {
     if (!common_speculative_process(drafter, batch)) {
-        die("the drafter could not take the features");
+        fail("the drafter could not take the features");
     }
 }
 
@@ -116,7 +116,7 @@ class Loop {
           batch_(target),
           speculative_(common_speculative_init(params.speculative, 1)) {
         if (!speculative_) {
-            die("no drafter: give --spec-type draft-dflash and -md HEAD");
+            fail("no drafter: give --spec-type draft-dflash and -md HEAD");
         }
     }
 
@@ -178,7 +178,7 @@ class Loop {
         common_speculative_accept(speculative_.get(), 0, static_cast<uint16_t>(accepted));
         const auto kept = static_cast<llama_pos>(tokens_.size());
         if (!llama_memory_seq_rm(llama_get_memory(target_), 0, kept, -1)) {
-            die("this target cannot take tokens back: give one without recurrent state");
+            fail("this target cannot take tokens back: give one without recurrent state");
         }
         llama_memory_seq_rm(llama_get_memory(drafter_), 0, kept, -1);
     }
@@ -196,7 +196,7 @@ class Loop {
 
 int main(int argc, char ** argv) {
     if (argc < 4) {
-        die("usage: round_cost IDS_FILE ROUNDS [--count] OPTIONS...");
+        fail("usage: round_cost IDS_FILE ROUNDS [--count] OPTIONS...");
     }
     const llama_tokens  ids     = read_ids(argv[1]);
     const int           rounds  = std::atoi(argv[2]);
@@ -208,7 +208,7 @@ int main(int argc, char ** argv) {
     common_log_set_verbosity_thold(LOG_LEVEL_ERROR);
     common_params params;
     if (!common_params_parse(static_cast<int>(options.size()), options.data(), params, LLAMA_EXAMPLE_SPECULATIVE)) {
-        die("llama.cpp does not take these options");
+        fail("llama.cpp does not take these options");
     }
     const auto limits =
         common_speculative_get_output_limits(params.n_batch, 1, common_speculative_n_max(&params.speculative));
@@ -223,12 +223,12 @@ int main(int argc, char ** argv) {
     llama_backend_init();
     const auto target = common_init_from_params(params);
     if (!target || !target->context()) {
-        die("the target does not load");
+        fail("the target does not load");
     }
     common_params drafter_params = common_base_params_to_speculative(params);
     const auto    drafter = common_speculative_init_from_params(drafter_params, target->model(), target->context());
     if (!drafter->context()) {
-        die("the head does not load");
+        fail("the head does not load");
     }
     params.speculative.draft.ctx_tgt = target->context();
     params.speculative.draft.ctx_dft = drafter->context();
