@@ -18,6 +18,7 @@ from pydflash2 import kept, native
 # Drafts that are looked up in the text may be longer than a block: these widths, and what lies between them.
 _LONG_WIDTHS = (11, 15, 23, 31, 47)
 _DEPTH = 192  # tokens before the step that is timed, where the context has room for them
+_QUICK = 0.02  # seconds of a plain step up to which some sixty steps may be measured unasked
 _FORMAT = 1
 
 
@@ -70,6 +71,13 @@ def write(key: kept.Key | None, costs: Costs) -> bool:
 def apply(engine: native.NativeEngine, costs: Costs) -> None:
     """Lets the engine choose widths by them, and refine them."""
     engine.set_costs({width + 1: seconds for width, seconds in costs.verify.items()}, costs.draft)
+
+
+def measure_quickly(engine: native.NativeEngine, full_width: int) -> Costs | None:
+    """A few widths, for a text that must not learn costs on its way. None where that would take seconds."""
+    text = _Text(engine, full_width > 0, random.Random(2))
+    plain = min(text.time("verify", 0) for _ in range(3))
+    return measure(engine, full_width, 3, lambda done, total: None) if plain < _QUICK else None
 
 
 def measure(

@@ -30,8 +30,8 @@ class Drafts:
         alone = self.width == 0 and self.lookup == "auto"
         params.max_draft_tokens = -1 if self.auto or alone else self.width
         params.lookup = LOOKUPS[self.lookup]
-        # A seeded text at a temperature depends on its widths, so no clock may choose them.
-        params.reproducible = request.seeded and request.sampling.temperature > 0
+        # A text that is drawn depends on its widths: were a clock to choose them, its seed would not do.
+        params.reproducible = request.sampling.temperature > 0
         params.walk.temperature = request.draft_temperature
         params.walk.min_probability = request.min_draft_probability
         return params

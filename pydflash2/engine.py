@@ -96,7 +96,7 @@ class Engine:
         # Now, not when they are needed: the files may be others by then.
         self._costs_key = calibration.key_of(native, target, head, options)
         self._costs = calibration.read(self._costs_key)
-        self._costs_applied = False
+        self._costs_tried = self._costs_applied = False
 
     def __repr__(self) -> str:
         head = None if self._head is None else self._head.name
@@ -264,11 +264,7 @@ class Engine:
             self._check_turn(turn)
             if drafts.on:
                 drafts = self._exactness.limited(drafts)
-            if (
-                self._costs is not None and not self._costs_applied
-            ):  # once the widths are settled: that begins anew
-                calibration.apply(self._native, self._costs)
-                self._costs_applied = True
+                self._set_costs(plan.request)
             start = perf_counter()
             stats.reused_tokens, anchor = self._prefill(plan.prompt, drafts.width > 0, plan.sampling)
             self._seed, self._draft_temperature = plan.request.seed, plan.request.draft_temperature
@@ -314,6 +310,17 @@ class Engine:
             if plan.request.logprobs is not None
             else None,
         )
+
+    def _set_costs(self, request: Request) -> None:
+        """Before a request's first round, once its widths are settled: settling begins anew."""
+        if self._costs is None and not self._costs_tried and request.sampling.temperature > 0:
+            self._costs_tried = True
+            self._costs = calibration.measure_quickly(self._native, self._full_width)
+            if self._costs is not None:
+                calibration.write(self._costs_key, self._costs)
+        if self._costs is not None and not self._costs_applied:
+            self._costs_applied = True
+            calibration.apply(self._native, self._costs)
 
     def _show(self, committed: list[int], ended: bool, text: TextStream) -> tuple[str, list[int]]:
         """The text that is certain now, and the tokens up to the one that completed a stop string."""

@@ -130,7 +130,6 @@ class Request:
 
     sampling: Sampling
     seed: int
-    seeded: bool  # by the caller, who can then expect the same text again
     max_tokens: int | None
     stop: tuple[str, ...]
     logprobs: int | None
@@ -155,7 +154,6 @@ class Request:
         return cls(
             sampling,
             seed_of(settings["seed"]),
-            settings["seed"] is not None,
             None if limit is None else arguments.integer("max_tokens", limit, 1),
             arguments.stop_strings(settings["stop"]),
             None if logprobs is None else arguments.integer("logprobs", logprobs, 0, _MOST_LOGPROBS),

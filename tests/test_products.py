@@ -1,4 +1,4 @@
-"""Products of the CPU of our own: each row has the bits that ggml's dot product gives it, whatever it is multiplied with."""
+"""Products of the CPU of our own: each row has the bits of ggml's dot product, whatever stands beside it."""
 
 from __future__ import annotations
 
