@@ -7,9 +7,12 @@ namespace pd2 {
 
 namespace {
 
-constexpr size_t   most_samples = 16;   // of a size: their middle half stands four stalls
-constexpr size_t   set_samples  = 3;    // that a calibrated value counts for: a few rounds can overrule it
+// Neighbouring sizes differ by a few parts in a hundred, samples by twenty: many are needed to tell what each adds.
+constexpr size_t   most_samples = 48;
+constexpr size_t   most_recent  = 8;    // that tell how fast the machine is now
+constexpr size_t   set_samples  = 8;    // that a calibrated value counts for
 constexpr uint64_t oldest       = 512;  // samples ago: what is older goes when its size is measured again
+constexpr size_t   kept_samples = 4;    // of them all the same
 constexpr double   memory       = 32;   // samples over which the shares are counted
 
 // A row more, while only the plain step has been measured: between a GPU's 0.01 and a CPU's 0.4.
@@ -19,26 +22,22 @@ constexpr double draft_cost = 0.3, draft_growth = 0.05;
 
 constexpr double shortest = 1e-9, longest = 1e6;  // seconds that are believed
 
-}  // namespace
-
-CostCurve::CostCurve(int32_t n, double growth)
-    : growth_(growth), points_(static_cast<size_t>(n) + 1), curve_(static_cast<size_t>(n) + 1) {
-    rebuild();
-}
-
 // The mean of the middle half; the lower one of two: a stall is always late.
-double CostCurve::Point::typical() const {
-    std::vector<double> values;
-    for (const Sample & sample : samples) {
-        values.push_back(sample.value);
-    }
+double typical(std::vector<double> values) {
     std::sort(values.begin(), values.end());
-    const size_t n = values.size(), low = n / 4, high = n - std::max(low, n > 1 ? size_t{1} : size_t{0});
+    const size_t n = values.size(), low = (n + 1) / 4, high = n == 2 ? 1 : n - low;
     double       sum = 0;
     for (size_t i = low; i < high; ++i) {
         sum += values[i];
     }
     return sum / static_cast<double>(high - low);
+}
+
+}  // namespace
+
+CostCurve::CostCurve(int32_t n, double growth)
+    : growth_(growth), points_(static_cast<size_t>(n) + 1), curve_(static_cast<size_t>(n) + 1) {
+    rebuild();
 }
 
 double CostCurve::at(int32_t size) const {
@@ -53,50 +52,71 @@ int32_t CostCurve::n_samples(int32_t size) const {
     return static_cast<int32_t>(points_[static_cast<size_t>(size)].samples.size());
 }
 
+void CostCurve::add(Point & point, double value) {
+    std::vector<Sample> & samples = point.samples;
+    while (samples.size() >= most_samples || (samples.size() > kept_samples && samples.front().tick + oldest < tick_)) {
+        samples.erase(samples.begin());
+    }
+    samples.push_back({value, tick_});
+    std::vector<double> values;
+    for (const Sample & sample : samples) {
+        values.push_back(sample.value);
+    }
+    point.value = typical(std::move(values));
+}
+
 void CostCurve::set(int32_t size, double seconds) {
     if (!valid(size, seconds)) {
         return;
     }
     ++tick_;
-    points_[static_cast<size_t>(size)].samples.assign(
-        set_samples, {std::log(std::clamp(seconds, shortest, longest)) - level_, tick_});
+    Point &      point = points_[static_cast<size_t>(size)];
+    const double value = std::log(std::clamp(seconds, shortest, longest)) - level_;
+    point.samples.assign(set_samples, {value, tick_});
+    point.recent.assign(most_recent, value);
+    point.value = value;
     rebuild();
 }
 
 // Costs grow with the context, and with what else the machine does. What moves the sizes that are visited moves the
-// others as well, through the level: when a size's own value moves by m, the level moves by m times the size's share of
-// the recent samples, and the size itself by the rest. So sizes visited in turn move it by the mean of their moves,
-// and noise does not pile up: moves of one value cancel each other.
+// others as well, through the level: when what is typical of a size's recent samples moves by m, the level moves by m
+// times the size's share of the recent samples of all sizes. Sizes visited in turn so move it by the mean of their
+// moves, and noise does not pile up, because moves of one size cancel each other. What a size takes relative to the
+// level is known from many more samples: decisions compare sizes, and an error of the level is common to them.
 void CostCurve::sample(int32_t size, double seconds) {
     if (!valid(size, seconds)) {
         return;
     }
-    const double estimate = std::log(at(size));
-    const bool   first    = empty();
-    Point &      point    = points_[static_cast<size_t>(size)];
+    Point & point = points_[static_cast<size_t>(size)];
+    if (point.samples.empty() && !empty()) {  // the first run of a new size is often a slow one
+        const double estimate = std::log(at(size)) - level_;
+        point.recent          = {estimate};
+        add(point, estimate);
+    }
     ++tick_;
     for (Point & other : points_) {
         other.share -= other.share / memory;
     }
     point.share += 1 / memory;
+    shares_ += (1 - shares_) / memory;
 
-    std::vector<Sample> & samples = point.samples;
-    if (samples.empty() && !first) {
-        samples.push_back({estimate - level_, tick_});  // the first run of a new size is often a slow one
-    }
-    const double before = samples.empty() ? 0 : point.typical();
-    const bool   seen   = !samples.empty();
-    while (samples.size() >= most_samples || (samples.size() > 1 && samples.front().tick + oldest < tick_)) {
-        samples.erase(samples.begin());
-    }
-    samples.push_back({std::log(std::clamp(seconds, shortest, longest)) - level_, tick_});
-    if (seen) {
-        const double move = point.share * (point.typical() - before);
-        level_ += move;
-        for (Sample & sample : samples) {
-            sample.value -= move;
+    const double          logarithm = std::log(std::clamp(seconds, shortest, longest));
+    std::vector<double> & recent    = point.recent;
+    if (!recent.empty()) {
+        const double before = typical(recent);
+        if (recent.size() == most_recent) {
+            recent.erase(recent.begin());
         }
+        recent.push_back(logarithm - level_);
+        const double move = point.share / shares_ * (typical(recent) - before);
+        level_ += move;
+        for (double & value : recent) {
+            value -= move;
+        }
+    } else {
+        recent.push_back(logarithm - level_);
     }
+    add(point, logarithm - level_);
     rebuild();
 }
 
@@ -112,7 +132,7 @@ void CostCurve::rebuild() {
         if (point.samples.empty()) {
             continue;
         }
-        pools.push_back({std::clamp(std::exp(point.typical() + level_), shortest, longest),
+        pools.push_back({std::clamp(std::exp(point.value + level_), shortest, longest),
                          static_cast<double>(point.samples.size()), size, size});
         while (pools.size() > 1 && pools[pools.size() - 2].seconds > pools.back().seconds) {
             const Pool last = pools.back();

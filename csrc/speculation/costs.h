@@ -36,19 +36,21 @@ class CostCurve {
     };
     struct Point {
         std::vector<Sample> samples;    // oldest first
-        double              share = 0;  // of the recent samples, 0 to 1
-
-        double typical() const;
+        std::vector<double> recent;     // the last few, for the level
+        double              value = 0;  // typical of the samples
+        double              share = 0;  // of the recent samples of all sizes
     };
 
+    void add(Point & point, double value);
     bool valid(int32_t size, double seconds) const;
     void rebuild();
 
     const double        growth_;
     std::vector<Point>  points_;  // by size
     std::vector<double> curve_;   // by size: seconds
-    double              level_ = 0;
-    uint64_t            tick_  = 0;
+    double              level_  = 0;
+    double              shares_ = 0;  // their sum
+    uint64_t            tick_   = 0;
 };
 
 // One verification by its rows, and one draft of the head by its width.

@@ -13,13 +13,14 @@ namespace {
 constexpr std::array<int32_t, 6> long_widths = {11, 15, 23, 31, 47, 63};
 constexpr int32_t                least_fine  = 7;  // every width up to here is used, also without a head
 
-// Probes cost what they lose against plain steps. They may lose this part of the plain tokens, so that drafting where
-// it never pays costs 1 %, however dear a probe is; what one gains is theirs too, so a probe that pays is followed by
-// others at once.
-constexpr double earned      = 0.0075;
-constexpr double first_purse = 1;  // a text of 100 tokens bears it
-constexpr double full_purse  = 20;
-constexpr double dearest     = 2;
+// The head's account against plain steps, in tokens: what it gains and loses, by what its rounds really brought. Plain
+// steps pay in a part of a token each, which is what drafting may cost where it never pays, however dear a probe is.
+// Probes wait until the account bears what they are expected to lose; one that gains pays for others at once. Without
+// credit the head does not draft, whatever is thought of it: estimates may be wrong, the account is not.
+constexpr double earned      = 0.005;
+constexpr double first_purse = 1;   // a text of 100 tokens bears it
+constexpr double full_purse  = 20;  // gains that may be lost again
+constexpr double dearest     = 2;   // credit that any probe is made with
 
 constexpr int32_t plain_samples = 2;    // plain steps that an engine without calibration begins with
 constexpr int32_t plain_again   = 128;  // rounds after which one is measured again: all else is weighed against it

@@ -92,7 +92,7 @@ class Policy {
 
         HeadSuccess                  head;
         std::array<LookupSuccess, 2> lookups;  // map-k4v, mod
-        double                       purse;    // tokens that may be lost by probes
+        double                       purse;    // the head's gains against plain steps, in tokens
     };
 
     struct Option {

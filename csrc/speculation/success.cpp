@@ -23,8 +23,8 @@ constexpr double mean_weight = 1;     // of the draft of averages, beside the re
 constexpr std::array<int32_t, 3> match_edges = {16, 24, 48};
 // Before anything is known: the longer the match, the surer. Drafts that fail at once must be seen quickly, so a first
 // token's window is short; later ones stand for hundreds in a row where a text repeats itself.
-constexpr std::array<double, 4> first_prior  = {0.6, 0.75, 0.85, 0.92};
-constexpr std::array<double, 4> later_prior  = {0.85, 0.9, 0.94, 0.97};
+constexpr std::array<double, 4> first_prior  = {0.7, 0.82, 0.9, 0.95};
+constexpr std::array<double, 4> later_prior  = {0.92, 0.95, 0.97, 0.985};
 constexpr double                first_window = 16, later_window = 128;
 constexpr double                lookup_weight = 3;
 

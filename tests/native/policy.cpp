@@ -50,12 +50,12 @@ using Tokens = std::vector<int32_t>;
 
 struct Machine {
     const char * name;
-    double       row;         // a row more
-    double       cliff;       // from 9 rows on, added
-    double       draft;       // a draft,
-    double       draft_row;   // and a token more of one
-    double       context;     // a row at 4,000 tokens, added
-    double       first;       // a text's first 4,000 tokens of it, added once a step
+    double       row;        // a row more
+    double       cliff;      // from 9 rows on, added
+    double       draft;      // a draft,
+    double       draft_row;  // and a token more of one
+    double       context;    // a row at 4,000 tokens, added
+    double       first;      // a text's first 4,000 tokens of it, added once a step
 
     double verify(int32_t rows, size_t position) const {
         const double depth = static_cast<double>(position) / 4000;
@@ -65,23 +65,23 @@ struct Machine {
 };
 
 const Machine machines[] = {
-    {"gpu", 0.007, 0, 0.25, 0.005, 0, 0.3},        // 8 rows = 1.05 rows
-    {"cliff", 0.02, 1.2, 0.25, 0.01, 0, 0},        // kernels for up to 8 rows
-    {"small-cpu", 0.24, 0, 0.3, 0.03, 0.05, 0},    // the demo pair: 8 rows = 2.7 rows
-    {"dear", 0.34, 0, 0.46, 0.01, 0, 0},           // 13 ms a step, 44 ms for 8 rows, 6 ms a draft
-    {"linear-cpu", 0.4, 0, 0.3, 0.03, 0, 0},       //
-    {"deep", 0.1, 0, 0.3, 0.02, 0.6, 0},           // attention takes over as the context grows
-    {"big-head", 0.24, 0, 1.5, 0.1, 0, 0},         // a head as dear as the target
+    {"gpu", 0.007, 0, 0.25, 0.005, 0, 0.3},      // 8 rows = 1.05 rows
+    {"cliff", 0.02, 1.2, 0.25, 0.01, 0, 0},      // kernels for up to 8 rows
+    {"small-cpu", 0.24, 0, 0.3, 0.03, 0.05, 0},  // the demo pair: 8 rows = 2.7 rows
+    {"dear", 0.34, 0, 0.46, 0.01, 0, 0},         // 13 ms a step, 44 ms for 8 rows, 6 ms a draft
+    {"linear-cpu", 0.4, 0, 0.3, 0.03, 0, 0},     //
+    {"deep", 0.1, 0, 0.3, 0.02, 0.6, 0},         // attention takes over as the context grows
+    {"big-head", 0.24, 0, 1.5, 0.1, 0, 0},       // a head as dear as the target
 };
 
 // ---- worlds: what a text is made of, and how well it can be guessed -------------------------------------------------
 
 struct Stretch {
-    double  chance;       // of the next stretch being of this kind
+    double  chance;  // of the next stretch being of this kind
     int32_t shortest, longest;
-    bool    copied;       // from anywhere before
-    double  guessed;      // mean chance of the head's token
-    double  spread;       // Beta's a + b: small is all or nothing
+    bool    copied;   // from anywhere before
+    double  guessed;  // mean chance of the head's token
+    double  spread;   // Beta's a + b: small is all or nothing
 };
 
 enum class Word { true_, useless, boastful };  // what confidences are worth
@@ -142,8 +142,8 @@ Text make_text(const World & world, size_t n, std::mt19937_64 & random) {
                 break;
             }
         }
-        const auto length = static_cast<size_t>(
-            std::uniform_int_distribution<int32_t>(kind->shortest, kind->longest)(random));
+        const auto length =
+            static_cast<size_t>(std::uniform_int_distribution<int32_t>(kind->shortest, kind->longest)(random));
         const bool copied = kind->copied && text.tokens.size() > length;
         size_t     from   = copied ? random() % (text.tokens.size() - length) : 0;
         for (size_t i = 0; i < length; ++i) {
@@ -190,10 +190,10 @@ Guess guess(const World & world, const Text & text, uint64_t seed, size_t anchor
 // ---- a run ----------------------------------------------------------------------------------------------------------
 
 struct Setup {
-    const Machine * machine;
-    const World *   world;
-    uint64_t        seed;
-    size_t          n;
+    const Machine *       machine;
+    const World *         world;
+    uint64_t              seed;
+    size_t                n;
     std::set<std::string> flags;
     size_t                n_texts = 1, from = 0;
 
@@ -232,12 +232,12 @@ double run(const Setup & setup, const Mode & mode, bool verbose) {
         mod->begin(known);
         policy.begin(mode, setup.has("reproducible"));
         while (known.size() < n) {
-            const auto        room = std::min<int32_t>(63, static_cast<int32_t>(n - known.size()) - 1);
+            const auto        room    = std::min<int32_t>(63, static_cast<int32_t>(n - known.size()) - 1);
             const pd2::Lookup found[] = {map_k4v->draft(known, 63), mod->draft(known, 63)};
             const pd2::Choice choice  = policy.choose(&found[0], &found[1], room);
             pd2::Round        round;
-            round.kind = choice.kind;
-            double spent = 0;
+            round.kind              = choice.kind;
+            double            spent = 0;
             std::vector<bool> right;
             if (choice.kind == Kind::head) {
                 for (size_t i = 0; i < static_cast<size_t>(choice.width); ++i) {
@@ -248,9 +248,10 @@ double run(const Setup & setup, const Mode & mode, bool verbose) {
                     round.confidences.push_back(next.confidence);
                     right.push_back(next.right);
                 }
-                round.n_drafted  = choice.width;
-                round.n_verified = setup.has("drawn") ? static_cast<int32_t>(right.size()) : policy.cut(round.confidences);
-                spent            = machine.draft_of(choice.width);
+                round.n_drafted = choice.width;
+                round.n_verified =
+                    setup.has("drawn") ? static_cast<int32_t>(right.size()) : policy.cut(round.confidences);
+                spent               = machine.draft_of(choice.width);
                 round.draft_seconds = noisy(spent);
             } else if (choice.kind != Kind::none) {
                 const Tokens & drafted = found[choice.kind == Kind::mod].tokens;
@@ -264,8 +265,9 @@ double run(const Setup & setup, const Mode & mode, bool verbose) {
             }
             const double verify  = machine.verify(round.n_verified + 1, known.size());
             round.verify_seconds = noisy(verify);
-            round.committed.assign(text.tokens.begin() + static_cast<std::ptrdiff_t>(known.size()),
-                                   text.tokens.begin() + static_cast<std::ptrdiff_t>(known.size()) + round.n_accepted + 1);
+            round.committed.assign(
+                text.tokens.begin() + static_cast<std::ptrdiff_t>(known.size()),
+                text.tokens.begin() + static_cast<std::ptrdiff_t>(known.size()) + round.n_accepted + 1);
             policy.learn(round);
             if (choice.kind == Kind::map_k4v || choice.kind == Kind::mod) {
                 (choice.kind == Kind::mod ? mod : map_k4v)->accepted(round.n_verified, round.n_accepted);
@@ -310,8 +312,11 @@ void simulate(const Setup & setup) {
 }
 
 Setup read_setup(int argc, char ** argv) {
-    Setup setup{&named(machines, argv[2]), &named(worlds, argv[3]), std::strtoull(argv[4], nullptr, 10),
-                static_cast<size_t>(std::strtoull(argv[5], nullptr, 10)), {}};
+    Setup setup{&named(machines, argv[2]),
+                &named(worlds, argv[3]),
+                std::strtoull(argv[4], nullptr, 10),
+                static_cast<size_t>(std::strtoull(argv[5], nullptr, 10)),
+                {}};
     for (int i = 6; i < argc; ++i) {
         const std::string flag = argv[i];
         if (flag.rfind("texts=", 0) == 0) {
@@ -373,7 +378,7 @@ void run_script() {
         } else if (command == "found") {
             pd2::Lookup lookup;
             line >> what >> lookup.match_length;
-            lookup.tokens              = rest<int32_t>(line);
+            lookup.tokens                = rest<int32_t>(line);
             found[what == "mod" ? 1 : 0] = lookup;
         } else if (command == "choose") {
             const pd2::Choice choice = policy->choose(&found[0], &found[1], rest<int32_t>(line).at(0));
@@ -389,8 +394,8 @@ void run_script() {
         } else if (command == "learn") {
             pd2::Round round;
             line >> what;
-            round.kind         = kind_of(what);
-            const auto numbers = rest<double>(line);
+            round.kind              = kind_of(what);
+            const auto numbers      = rest<double>(line);
             const auto whole_number = [&](size_t i) { return static_cast<int32_t>(numbers.at(i)); };
             round.n_drafted         = whole_number(0);
             round.n_verified        = whole_number(1);
@@ -408,7 +413,8 @@ void run_script() {
             std::printf("%.9g\n", what == "verify" ? policy->costs().verify(size) : policy->costs().draft(size));
         } else if (command == "points") {
             line >> what;
-            for (const auto & [size, seconds] : (what == "verify" ? policy->costs().verify_curve().points() : policy->costs().draft_curve().points())) {
+            for (const auto & [size, seconds] : (what == "verify" ? policy->costs().verify_curve().points()
+                                                                  : policy->costs().draft_curve().points())) {
                 std::printf("%d %.9g ", size, seconds);
             }
             std::printf("\n");
