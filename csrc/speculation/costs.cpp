@@ -71,10 +71,11 @@ void CostCurve::set(int32_t size, double seconds) {
     }
     ++tick_;
     Point &      point = points_[static_cast<size_t>(size)];
-    const double value = std::log(std::clamp(seconds, shortest, longest)) - level_;
-    point.samples.assign(set_samples, {value, tick_});
+    const double value = std::log(std::clamp(seconds, shortest, longest));
+    point.samples.assign(set_samples, {value - level_, tick_});
     point.recent.assign(most_recent, value);
-    point.value = value;
+    point.recent_value = value;
+    point.value        = value - level_;
     rebuild();
 }
 
@@ -89,9 +90,10 @@ void CostCurve::sample(int32_t size, double seconds) {
     }
     Point & point = points_[static_cast<size_t>(size)];
     if (point.samples.empty() && !empty()) {  // the first run of a new size is often a slow one
-        const double estimate = std::log(at(size)) - level_;
+        const double estimate = std::log(at(size));
         point.recent          = {estimate};
-        add(point, estimate);
+        point.recent_value    = estimate;
+        add(point, estimate - level_);
     }
     ++tick_;
     for (Point & other : points_) {
@@ -102,20 +104,13 @@ void CostCurve::sample(int32_t size, double seconds) {
 
     const double          logarithm = std::log(std::clamp(seconds, shortest, longest));
     std::vector<double> & recent    = point.recent;
-    if (!recent.empty()) {
-        const double before = typical(recent);
-        if (recent.size() == most_recent) {
-            recent.erase(recent.begin());
-        }
-        recent.push_back(logarithm - level_);
-        const double move = point.share / shares_ * (typical(recent) - before);
-        level_ += move;
-        for (double & value : recent) {
-            value -= move;
-        }
-    } else {
-        recent.push_back(logarithm - level_);
+    if (recent.size() == most_recent) {
+        recent.erase(recent.begin());
     }
+    const double before = recent.empty() ? logarithm : point.recent_value;
+    recent.push_back(logarithm);
+    point.recent_value = typical(recent);
+    level_ += point.share / shares_ * (point.recent_value - before);
     add(point, logarithm - level_);
     rebuild();
 }

@@ -35,10 +35,11 @@ class CostCurve {
         uint64_t tick;
     };
     struct Point {
-        std::vector<Sample> samples;    // oldest first
-        std::vector<double> recent;     // the last few, for the level
-        double              value = 0;  // typical of the samples
-        double              share = 0;  // of the recent samples of all sizes
+        std::vector<Sample> samples;  // oldest first
+        std::vector<double> recent;   // logs of the last few, for the level
+        double              recent_value = 0;
+        double              value        = 0;  // typical of the samples
+        double              share        = 0;  // of the recent samples of all sizes
     };
 
     void add(Point & point, double value);

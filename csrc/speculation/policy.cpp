@@ -225,6 +225,9 @@ int32_t Policy::best_cut(const std::vector<double> & tokens, int32_t from, int32
 }
 
 int32_t Policy::cut(const std::vector<float> & confidences) const {
+    if (choice_.kind != Kind::head) {
+        return 0;
+    }
     const auto n = std::min(static_cast<int32_t>(confidences.size()), choice_.width);
     if (mode_.head_width != Mode::any) {
         return fit(n);
@@ -238,7 +241,7 @@ int32_t Policy::cut(const std::vector<float> & confidences) const {
 
 bool Policy::more(const std::vector<float> & drawn, float next) const {
     const auto n = static_cast<int32_t>(drawn.size());
-    if (n >= choice_.width) {
+    if (choice_.kind != Kind::head || n >= choice_.width) {
         return false;
     }
     if (mode_.head_width != Mode::any || fit(n) != n || (n == 0 && choice_.probe)) {
