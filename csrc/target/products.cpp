@@ -64,8 +64,8 @@ std::vector<char> example(ggml_type type, int64_t rows, int64_t k, double step) 
     return quantised;
 }
 
-// ggml's dot product has an order of sums for every processor it may be compiled for, and compilers merge its multiplications and
-// additions as they like. Where it is another one than ours, a row must not change between the two.
+// ggml's dot product has an order of sums for every processor it may be compiled for, and compilers fuse its multiplications
+// and additions as they like. Where its order is not ours, a row would change between the two.
 bool agrees(const ProductKernel & kernel) {
     constexpr int            k = 1024, m = 5, n = 7;
     const std::vector<char>  a    = example(kernel.weights, m, k, 0.37);

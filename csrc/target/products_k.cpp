@@ -47,8 +47,8 @@ PD2_AVX2_INLINE __m256i bits(__m256i x, int mask) {
     return _mm256_and_si256(x, _mm256_set1_epi8(static_cast<char>(mask)));
 }
 
-// Each kind of weights reads a block: `four` of its runs as unsigned bytes, and for each run its scales as 16 bits. What belongs to the
-// other part of a sum, offsets of all values or minima of the runs, goes through the sums of a row's values.
+// Each kind of weights reads a block: `four` of its runs as unsigned bytes, and for each run its scales as 16 bits. What is left,
+// an offset of all values or minima of the runs, is multiplied by the sums of a row's values.
 
 struct Q6 {
     using Block                      = block_q6_K;
@@ -173,7 +173,8 @@ struct Q5 : WithMinima<block_q5_K> {
     }
 };
 
-// A weight row by N rows. Every sum is ggml's own: eight lanes of four products of every run, one multiplication and addition a block.
+// A weight row by N rows. Every sum is ggml's own: eight lanes of four products of every run, a multiplication and an addition
+// a block.
 template <class Weights, int N>
 PD2_AVX2_INLINE void tile(const typename Weights::Block * weights, const PanelBlock<N> * rows, int64_t k, float * c,
                           int64_t ldc) {
@@ -218,12 +219,14 @@ PD2_AVX2_INLINE void tile(const typename Weights::Block * weights, const PanelBl
             }
         }
     }
+    float totals[N];
+    sum_lanes_of<N>(sums, totals);
     PD2_UNROLL
     for (int j = 0; j < N; ++j) {
-        c[j * ldc] = sum_lanes(sums[j]);
         if constexpr (Weights::has_minima) {
-            c[j * ldc] += Weights::total(minima[j]);
+            totals[j] += Weights::total(minima[j]);
         }
+        c[j * ldc] = totals[j];
     }
 }
 

@@ -41,54 +41,40 @@ PD2_AVX2 void prepare_n(const block_q8_0 * rows, int64_t stride, int64_t k, void
     }
 }
 
-// M weight rows by N rows. Every sum is ggml's own: eight lanes of four products each, a multiplication and an addition a block.
-template <int M, int N>
-PD2_AVX2_INLINE void tile(const block_q8_0 * weights, int64_t stride, const PanelBlock<N> * panel, int64_t k, float * c,
-                          int64_t ldc) {
-    __m256 sums[M][N];
+// A weight row by N rows. Every sum is ggml's own: eight lanes of four products each, a multiplication and an addition a block.
+// One weight row at a time: of four at once, weights that come from memory take 1.5 times as long.
+template <int N>
+PD2_AVX2_INLINE void tile(const block_q8_0 * weights, const PanelBlock<N> * rows, int64_t k, float * c, int64_t ldc) {
+    __m256 sums[N];
     PD2_UNROLL
-    for (int i = 0; i < M; ++i) {
+    for (int j = 0; j < N; ++j) {
+        sums[j] = _mm256_setzero_ps();
+    }
+    for (const auto * end = weights + k; weights != end; ++weights, ++rows) {
+        const __m256i even  = even_bytes(load(*weights));
+        const __m256i odd   = odd_bytes(load(*weights));
+        const __m256  scale = _mm256_cvtph_ps(_mm_set1_epi16(static_cast<int16_t>(weights->d)));
         PD2_UNROLL
         for (int j = 0; j < N; ++j) {
-            sums[i][j] = _mm256_setzero_ps();
+            const __m256i dots =
+                _mm256_add_epi32(_mm256_madd_epi16(even, rows->even[j]), _mm256_madd_epi16(odd, rows->odd[j]));
+            const __m256 both = _mm256_mul_ps(scale, _mm256_broadcast_ss(&rows->scales[j]));
+            sums[j]           = _mm256_fmadd_ps(both, _mm256_cvtepi32_ps(dots), sums[j]);
         }
     }
-    for (int64_t block = 0; block < k; ++block, ++panel) {
-        PD2_UNROLL
-        for (int i = 0; i < M; ++i) {
-            const block_q8_0 & w     = weights[i * stride + block];
-            const __m256i      even  = even_bytes(load(w));
-            const __m256i      odd   = odd_bytes(load(w));
-            const __m256       scale = _mm256_cvtph_ps(_mm_set1_epi16(static_cast<int16_t>(w.d)));
-            PD2_UNROLL
-            for (int j = 0; j < N; ++j) {
-                const __m256i dots =
-                    _mm256_add_epi32(_mm256_madd_epi16(even, panel->even[j]), _mm256_madd_epi16(odd, panel->odd[j]));
-                const __m256 both = _mm256_mul_ps(scale, _mm256_broadcast_ss(&panel->scales[j]));
-                sums[i][j]        = _mm256_fmadd_ps(both, _mm256_cvtepi32_ps(dots), sums[i][j]);
-            }
-        }
-    }
+    float totals[N];
+    sum_lanes_of<N>(sums, totals);
     PD2_UNROLL
-    for (int i = 0; i < M; ++i) {
-        PD2_UNROLL
-        for (int j = 0; j < N; ++j) {
-            c[j * ldc + i] = sum_lanes(sums[i][j]);
-        }
+    for (int j = 0; j < N; ++j) {
+        c[j * ldc] = totals[j];
     }
 }
 
 template <int N>
 PD2_AVX2 void multiply_n(const block_q8_0 * weights, int64_t stride, int64_t m, const void * panel, int64_t k,
                          float * c, int64_t ldc) {
-    constexpr int M    = N == 1 ? 4 : most_rows / N;  // sums enough that one does not wait for itself
-    const auto *  rows = static_cast<const PanelBlock<N> *>(panel);
-    int64_t       i    = 0;
-    for (; i + M <= m; i += M) {
-        tile<M, N>(weights + i * stride, stride, rows, k, c + i, ldc);
-    }
-    for (; i < m; ++i) {
-        tile<1, N>(weights + i * stride, stride, rows, k, c + i, ldc);
+    for (int64_t i = 0; i < m; ++i) {
+        tile<N>(weights + i * stride, static_cast<const PanelBlock<N> *>(panel), k, c + i, ldc);
     }
 }
 
