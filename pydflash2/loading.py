@@ -45,8 +45,8 @@ def load(
     use_mmap: map the target's file rather than read it.
     draft_vocabulary: tokens that drafts are made of: the tokenizer's most frequent ones and those of the
         text. The target's output table over all of them is the largest thing a draft reads. A token that
-        is left out is never drafted; the text stays the same. "auto": 32,768 of a vocabulary that is half
-        as large again or larger, else "full". A head that brings its own output table keeps it.
+        is left out is never drafted; the text stays the same. "auto": a quarter of the vocabulary, 1,024 to
+        32,768 tokens; "full" where that isn't half of it at most. A head that brings its own table keeps it.
     exact: speculate only where that can't change a bit of the target's logits, so that a text is, byte for
         byte, the one that plain decoding on this engine gives. Takes kernels that treat a row alike however
         many are decoded with it, where the back end has them, and checks them: a few seconds, once for a

@@ -32,7 +32,8 @@ class DraftVocabulary {
     // A text has these tokens: those that are missing take the places of the rare ones, or of the ones taken in longest ago.
     void take_in(const int32_t * tokens, int32_t n);
 
-    static constexpr int32_t kAuto = 32768;
+    // How many of a vocabulary.
+    static int32_t choose(int32_t n_vocab);
 
   private:
     void find_rows(const Source & source);

@@ -92,10 +92,8 @@ class GgmlDrafter final : public Drafter {
         if (weights_.output) {  // a head that brings its own has chosen
             return nullptr;
         }
-        // Half as many again must be there, or the smaller table is not worth what it leaves out.
         const auto    n_all = static_cast<int32_t>(options.output->ne[1]);
-        const int32_t fits  = n_all > DraftVocabulary::kAuto / 2 * 3 ? DraftVocabulary::kAuto : n_all;
-        const int32_t n     = options.draft_vocabulary == 0 ? fits : options.draft_vocabulary;
+        const int32_t n     = options.draft_vocabulary == 0 ? DraftVocabulary::choose(n_all) : options.draft_vocabulary;
         if (n < 0 || n >= n_all) {
             return nullptr;
         }
