@@ -17,13 +17,15 @@ constexpr int32_t                least_fine  = 7;  // every width up to here is 
 // steps pay in a part of a token each, which is what drafting may cost where it never pays, however dear a probe is.
 // Probes wait until the account bears what they are expected to lose; one that gains pays for others at once. Without
 // credit the head does not draft, whatever is thought of it: estimates may be wrong, the account is not.
+constexpr double cost_doubt  = 1.02;  // costs are known to some parts in a hundred
 constexpr double earned      = 0.005;
 constexpr double first_purse = 1;   // a text of 100 tokens bears it
 constexpr double full_purse  = 20;  // gains that may be lost again
 constexpr double dearest     = 2;   // credit that any probe is made with
 
-constexpr int32_t plain_samples = 2;    // plain steps that an engine without calibration begins with
-constexpr int32_t plain_again   = 128;  // rounds after which one is measured again: all else is weighed against it
+constexpr int32_t plain_samples = 4;  // plain steps that an engine without calibration begins with
+constexpr int32_t plain_again =
+    128;  // rounds after which, at the latest, one is measured again: all else is weighed against it
 
 size_t index(Kind kind) {
     return kind == Kind::mod ? 1 : 0;
@@ -173,7 +175,8 @@ Choice Policy::best(int32_t room) {
     const bool    has_head =
         std::min(room, limits_.head_width) > 0 && !widths_.empty() && widths_[0] <= std::min(room, limits_.head_width);
     rate_ = plain;
-    if (!reproducible_ && (costs.verify_curve().n_samples(1) < plain_samples || rounds_unplain_ >= plain_again)) {
+    if (!reproducible_ && (costs.verify_curve().n_samples(1) < plain_samples ||
+                           rounds_unplain_ >= std::min(8 * costs.verify_curve().n_samples(1), plain_again))) {
         return {Kind::none, 0, true};
     }
     options_.clear();
@@ -272,7 +275,7 @@ void Policy::learn(const Round & round) {
     if (round.kind == Kind::head) {
         const Costs & costs   = used_costs();
         const double  seconds = costs.draft(round.n_drafted) + costs.verify(round.n_verified + 1);
-        learned_->purse += 1 + round.n_accepted - seconds / costs.verify(1);
+        learned_->purse += 1 + round.n_accepted - cost_doubt * seconds / costs.verify(1);
     } else if (round.kind == Kind::none) {
         learned_->purse += earned;
     }
