@@ -84,7 +84,7 @@ def test_a_head_that_brings_its_own_keeps_it(tiny: TinyFiles) -> None:
 
 
 def test_a_small_vocabulary_is_used_whole(tiny: TinyFiles) -> None:
-    with Native(*tiny.pair("plain")) as engine:
+    with Native(*tiny.pair("plain"), draft_vocabulary=0) as engine:
         assert engine.head_info.n_candidates == engine.target_info.n_vocab
 
 

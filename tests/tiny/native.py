@@ -68,7 +68,7 @@ class Native:
         drafter_kv_type: str = "f32",
         taps: int = lib.PD2_TAPS_AUTO,
         batch_invariant: bool = False,
-        draft_vocabulary: int = 0,
+        draft_vocabulary: int = -1,
     ) -> None:
         params = ffi.new("pd2_engine_params *")
         lib.pd2_engine_default_params(params)
