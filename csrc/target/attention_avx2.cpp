@@ -251,6 +251,9 @@ void Block::attend(bool carefully) {
     const AddTile   add           = add_function(direct_values ? a_.v->type : GGML_TYPE_F32);
 
     Tile tile;
+    tile.key_stride  = static_cast<int64_t>(a_.k->nb[1]);
+    tile.key_bytes   = static_cast<int64_t>(ggml_row_size(a_.k->type, dk_));
+    tile.value_bytes = static_cast<int64_t>(ggml_row_size(a_.v->type, dv_));
     for (tile.first_cell = 0; tile.first_cell < n_cells_; tile.first_cell += kTileCells) {
         tile.n_cells = n_cells_ - tile.first_cell < kTileCells ? n_cells_ - tile.first_cell : kTileCells;
         if (!see(tile)) {
@@ -261,6 +264,8 @@ void Block::attend(bool carefully) {
             tile.keys[i]       = keys_ + cell * a_.k->nb[1];
             tile.values[i]     = values_ + cell * a_.v->nb[1];
         }
+        const int64_t next = tile.first_cell + kTileCells;
+        tile.next_keys     = next + kTileCells <= n_cells_ ? keys_ + next * tile.key_stride : nullptr;
         if (!direct_keys) {
             convert(a_.k->type, dk_, tile, tile.keys, s_.keys);
         }

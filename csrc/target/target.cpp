@@ -328,9 +328,8 @@ void LlamaTarget::create_context(int32_t max_rollback, bool with_callback) {
     }
 }
 
-// The CPU's flash attention has one path for a row that is alone (split by thread from 512 cells on), one for few rows and one
-// for many; logits move by a tenth with the draft's width. Its reference path takes every row alike. A prompt of 500 tokens
-// takes a fifth to two fifths longer so.
+// ggml's own kernels for K-quants and, where attention.cpp does not take its place, its flash attention have one path for few rows
+// and one for many; logits move by a tenth with the draft's width. The reference paths take every row alike.
 void LlamaTarget::treat_rows_alike() {
     ggml_backend_sched_t sched = context_->get_sched();
     for (int i = 0; i < ggml_backend_sched_get_n_backends(sched); ++i) {
