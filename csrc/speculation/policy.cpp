@@ -110,7 +110,7 @@ Choice Policy::forced(Lookups lookups, int32_t room) const {
             return {kind, width, false};
         }
     }
-    const int32_t width = fit(std::min({mode_.head_width, limits_.head_width, room}));
+    const int32_t width = mode_.head ? fit(std::min({mode_.head_width, limits_.head_width, room})) : 0;
     return width > 0 ? Choice{Kind::head, width, false} : Choice{};
 }
 
@@ -170,11 +170,11 @@ Policy::Option Policy::best_of_head(double rate, int32_t room) const {
 }
 
 Choice Policy::best(int32_t room) {
-    const Costs & costs = used_costs();
-    const double  plain = 1 / costs.verify(1);
-    const bool    has_head =
-        std::min(room, limits_.head_width) > 0 && !widths_.empty() && widths_[0] <= std::min(room, limits_.head_width);
-    rate_ = plain;
+    const Costs & costs    = used_costs();
+    const double  plain    = 1 / costs.verify(1);
+    const int32_t of_head  = mode_.head ? std::min(room, limits_.head_width) : 0;
+    const bool    has_head = !widths_.empty() && widths_[0] <= of_head;
+    rate_                  = plain;
     if (!reproducible_ && (costs.verify_curve().n_samples(1) < plain_samples ||
                            rounds_unplain_ >= std::min(8 * costs.verify_curve().n_samples(1), plain_again))) {
         return {Kind::none, 0, true};

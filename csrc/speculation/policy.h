@@ -58,6 +58,7 @@ class Policy {
         bool    speculate  = true;
         int32_t head_width = any;  // 0: no head
         Lookups lookups    = Lookups::any;
+        bool    head       = true;  // it can draft for this text
     };
 
     explicit Policy(const Limits & limits);

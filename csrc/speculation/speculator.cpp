@@ -33,9 +33,7 @@ void Speculator::begin(const Settings & settings) {
         return;
     }
     Policy::Mode mode = settings.mode;
-    if (sequence_.draft_obstacle()) {
-        mode.head_width = 0;
-    }
+    mode.head         = !sequence_.draft_obstacle();
     policy_->begin(mode, settings.reproducible);
     map_k4v_->begin(sequence_.tokens());
     mod_->begin(sequence_.tokens());
