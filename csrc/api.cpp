@@ -291,7 +291,9 @@ pd2_status pd2_engine_head_info(const pd2_engine * engine, pd2_head_info * info)
         info->own_embedding       = p.own_embedding;
         info->own_output          = p.own_output;
         info->weight_bytes        = engine->drafter->weight_bytes();
+        info->vocabulary_bytes    = engine->drafter->vocabulary_bytes();
         info->cache_bytes         = engine->drafter->cache_bytes();
+        info->cache_per_token     = engine->drafter->cache_per_token();
         info->compute_bytes       = engine->drafter->compute_bytes();
         info->n_candidates        = engine->drafter->n_candidates();
         info->round_nodes         = engine->drafter->n_nodes();

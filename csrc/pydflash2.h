@@ -157,11 +157,13 @@ typedef struct {
     int32_t  top_k; /* candidates a position keeps */
     bool     own_embedding;
     bool     own_output;
-    uint64_t weight_bytes;
-    uint64_t cache_bytes;   /* K and V of all layers */
-    uint64_t compute_bytes; /* scratch of the drafter's graphs */
-    int32_t  n_candidates;  /* tokens that drafts are made of: of the draft vocabulary, where there is one */
-    int32_t  round_nodes;   /* operations in the graph of a whole round: injection, block, selector */
+    uint64_t weight_bytes;     /* draft vocabulary included */
+    uint64_t vocabulary_bytes; /* of the draft vocabulary; 0: drafts are made of all tokens, or of the head's own */
+    uint64_t cache_bytes;      /* K and V of all layers */
+    uint64_t cache_per_token;  /* bytes of it that each token of context_size takes; 0: all layers slide */
+    uint64_t compute_bytes;    /* scratch of the drafter's graphs; 0: ggml's schedulers have it, one a graph */
+    int32_t  n_candidates;     /* tokens that drafts are made of: of the draft vocabulary, where there is one */
+    int32_t  round_nodes;      /* operations in the graph of a whole round: injection, block, selector */
 } pd2_head_info;
 
 pd2_status pd2_engine_target_info(const pd2_engine * engine, pd2_target_info * info);

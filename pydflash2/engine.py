@@ -19,7 +19,7 @@ from pydflash2.drafts import Drafts
 from pydflash2.errors import ContextOverflowError, EngineBusyError
 from pydflash2.exactness import Exactness, RowCheck
 from pydflash2.native import NativeEngine, SamplingStruct
-from pydflash2.results import Draft, Piece, Result, Stats, TokenLogprob, Verdict
+from pydflash2.results import Draft, Memory, Piece, Result, Stats, TokenLogprob, Verdict
 from pydflash2.settings import (
     DEFAULTS,
     SAMPLING_DEFAULTS,
@@ -127,6 +127,24 @@ class Engine:
         return None if self._native.head is None else int(self._native.head.block_size)
 
     @property
+    def memory(self) -> Memory:
+        """Where memory went when the pair was loaded."""
+        target, head = self._native.target, self._native.head
+        known = Memory(int(target.context_size), int(target.weight_bytes))
+        if head is None:
+            return known
+        return replace(
+            known,
+            drafter_weights=int(head.weight_bytes - head.vocabulary_bytes),
+            draft_vocabulary=int(head.vocabulary_bytes),
+            draft_tokens=int(head.n_candidates),
+            target_tokens=int(target.n_vocab),
+            drafter_kv=int(head.cache_bytes),
+            drafter_kv_per_token=int(head.cache_per_token),
+            drafter_compute=int(head.compute_bytes) or None,
+        )
+
+    @property
     def tokens(self) -> list[int]:
         """Everything committed, prompt included. The last one is the anchor.
 
@@ -195,7 +213,8 @@ class Engine:
             grammar: GBNF with a rule named root. top_k: 0 keeps all. penalty_last_n: -1 looks back at all.
         json_schema: instead of grammar. The text is a JSON document of this schema, given as a dict, JSON
             text, True (any document), or a class with model_json_schema(), such as a pydantic model.
-        seed: the same seed and settings give the same text; None: a fresh one, returned with the result.
+        seed: the same seed and settings give the same text; None: a fresh one, returned with the result. (With
+            a temperature and max_draft_tokens="auto", give one: widths are chosen without a clock then.)
         stop: a string, or several. The text ends before the one that is completed first.
         logprobs: N: result.logprobs has the target's own log-probability of each token, and of the N
             likeliest ones.
@@ -432,6 +451,8 @@ class Engine:
             lookup = "off"
         if lookup != "off" and int(self._native.target.rollback_limit) == 0:
             lookup = "off"
+            if self._native.head is None:
+                why += ", and this target's state can take back no tokens"
         if width == 0 and lookup != "off":
             why = f"on, by lookup alone: {why.removeprefix('off: ')}"
         return Drafts(width, auto and width > 0, lookup, why)

@@ -18,7 +18,11 @@ from pydflash2.convert.tensors import HeadTensors
 from pydflash2.errors import ModelFileError
 from pydflash2.gguf_file import GGUFFile
 
-__all__ = ["Head", "Inspection", "Line", "TargetSummary", "check_pair", "inspect"]
+__all__ = ["DrafterCache", "Head", "Inspection", "Line", "TargetSummary", "check_pair", "inspect"]
+
+# As csrc/drafter/cache.cpp has them.
+_CELL_STEP = 64
+_CELL_BYTES = 2  # F16
 
 # Tokenizers that only targets with M-RoPE have: a head with one, but without rope sections, is an old file.
 _MROPE_TOKENIZERS = ("qwen35",)
@@ -36,11 +40,27 @@ class TargetSummary:
 
 
 @dataclass(frozen=True)
+class DrafterCache:
+    """Bytes of a head's K and V as F16, on a CPU; a GPU rounds the positions of a window up further."""
+
+    sliding: int  # of all layers with a window: window + block positions, whatever the context
+    per_token: int  # of context, by all layers without a window
+
+    @classmethod
+    def of(cls, head: Head) -> DrafterCache:
+        layer = 2 * _CELL_BYTES * head.n_head_kv * head.head_dim  # of one position
+        n_sliding, positions = len(head.sliding_layers), (head.window or 0) + (head.block_size or 0)
+        cells = -(-positions // _CELL_STEP) * _CELL_STEP + 1
+        return cls(n_sliding * layer * cells, (head.n_layer - n_sliding) * layer)
+
+
+@dataclass(frozen=True)
 class Inspection:
     """What a file or a checkpoint's folder is.
 
     kind: "DFlash 1 head", "DFlash 2 head", "DSpark head", "fork's head", "target" or "other".
     types: how many tensors each weight type has.
+    cache: what a head's K and V will take.
     """
 
     path: str
@@ -53,6 +73,7 @@ class Inspection:
     n_tensors: int
     types: dict[str, int]
     head: Head | None = None
+    cache: DrafterCache | None = None
     target: TargetSummary | None = None
     warnings: list[str] = field(default_factory=list)
 
@@ -121,6 +142,7 @@ def _inspect_gguf(file: GGUFFile) -> Inspection:
         n_tensors=len(file.tensors),
         types=dict(Counter(tensor.type_name for tensor in file.tensors.values())),
         head=head,
+        cache=None if head is None else DrafterCache.of(head),
         target=target,
         warnings=warnings,
     )
@@ -154,6 +176,7 @@ def _summarise(target: Target) -> TargetSummary:
 def _inspect_checkpoint(folder: Path) -> Inspection:
     config = HeadConfig.read(folder)
     stored = read_checkpoint(folder)
+    head = Head.of_checkpoint(config, HeadTensors.claim(config, stored))
     return Inspection(
         path=str(folder),
         format="checkpoint",
@@ -166,5 +189,6 @@ def _inspect_checkpoint(folder: Path) -> Inspection:
         n_params=sum(tensor.n_elements for tensor in stored),
         n_tensors=len(stored),
         types=dict(Counter(tensor.dtype for tensor in stored)),
-        head=Head.of_checkpoint(config, HeadTensors.claim(config, stored)),
+        head=head,
+        cache=DrafterCache.of(head),
     )

@@ -161,6 +161,26 @@ class Result:
     text: str
     tokens: list[int]
     finish_reason: str
-    seed: int  # gives the same text again, with the same settings on the same engine
+    # Gives the same text again, with the same settings on the same engine. One that was not given, and with
+    # max_draft_tokens="auto" and a temperature: a text of the same distribution, as a clock chose the widths.
+    seed: int
     stats: Stats
     logprobs: list[TokenLogprob] | None = None  # of `tokens`, where they were asked for
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that a loaded pair takes, beside what llama.cpp takes for the target's context.
+
+    All but the first two are 0 without a head.
+    """
+
+    context_size: int  # tokens
+    target_weights: int
+    drafter_weights: int = 0  # without the draft vocabulary
+    draft_vocabulary: int = 0  # rows copied from the target's output table; 0: drafts need no copy
+    draft_tokens: int = 0  # tokens that drafts are made of,
+    target_tokens: int = 0  # of the target's
+    drafter_kv: int = 0  # at this context_size
+    drafter_kv_per_token: int = 0  # of context, by layers without a window; 0: all layers slide
+    drafter_compute: int | None = 0  # None: ggml's schedulers hold it, one a graph

@@ -85,6 +85,11 @@ Cache::Cache(const HeadParams & params, int32_t context_size, ggml_type type, gg
     ggml_backend_buffer_clear(buffer_.get(), 0);
 }
 
+uint64_t Cache::bytes_per_token() const {
+    const CacheGroup & last = groups_.back();  // the one without a window, where there is one
+    return last.sliding ? 0 : last.k->nb[1] + last.v->nb[1];
+}
+
 int32_t Cache::first_visible(int32_t position) const {
     int32_t first = position;
     for (const CacheGroup & group : groups_) {

@@ -59,6 +59,8 @@ class Cache {
     std::vector<CacheGroup> & groups() { return groups_; }
     uint64_t                  bytes() const { return ggml_backend_buffer_get_size(buffer_.get()); }
 
+    uint64_t bytes_per_token() const;  // of context, by layers without a window
+
     int32_t end() const { return end_; }
     int32_t first_visible(int32_t position) const;  // see Drafter
     int32_t missing_from(int32_t position) const;   // see Drafter

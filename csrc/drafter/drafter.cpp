@@ -39,11 +39,13 @@ class GgmlDrafter final : public Drafter {
     }
 
     const HeadParams & params() const override { return file_.params(); }
-    uint64_t weight_bytes() const override { return weights_.bytes() + (vocabulary_ ? vocabulary_->bytes() : 0); }
-    uint64_t cache_bytes() const override { return cache_.bytes(); }
-    uint64_t compute_bytes() const override { return compute_.bytes(); }
-    int32_t  n_candidates() const override { return static_cast<int32_t>(model_.output->ne[1]); }
-    int32_t  n_nodes() const override { return n_nodes_; }
+    uint64_t           weight_bytes() const override { return weights_.bytes() + vocabulary_bytes(); }
+    uint64_t           vocabulary_bytes() const override { return vocabulary_ ? vocabulary_->bytes() : 0; }
+    uint64_t           cache_bytes() const override { return cache_.bytes(); }
+    uint64_t           cache_per_token() const override { return cache_.bytes_per_token(); }
+    uint64_t           compute_bytes() const override { return compute_.bytes(); }
+    int32_t            n_candidates() const override { return static_cast<int32_t>(model_.output->ne[1]); }
+    int32_t            n_nodes() const override { return n_nodes_; }
 
     void inject(const float * features, int32_t n, int32_t position) override {
         truncate(position);

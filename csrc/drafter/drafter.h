@@ -95,12 +95,14 @@ class Drafter {
 
     virtual ~Drafter() = default;
 
-    virtual const HeadParams & params() const        = 0;
-    virtual uint64_t           weight_bytes() const  = 0;
-    virtual uint64_t           cache_bytes() const   = 0;
-    virtual uint64_t           compute_bytes() const = 0;
-    virtual int32_t            n_candidates() const  = 0;  // tokens that drafts are chosen from
-    virtual int32_t            n_nodes() const       = 0;  // operations of a whole round's graph
+    virtual const HeadParams & params() const           = 0;
+    virtual uint64_t           weight_bytes() const     = 0;  // draft vocabulary included
+    virtual uint64_t           vocabulary_bytes() const = 0;
+    virtual uint64_t           cache_bytes() const      = 0;
+    virtual uint64_t           cache_per_token() const  = 0;  // bytes, of layers without a window
+    virtual uint64_t           compute_bytes() const    = 0;
+    virtual int32_t            n_candidates() const     = 0;  // tokens that drafts are chosen from
+    virtual int32_t            n_nodes() const          = 0;  // operations of a whole round's graph
 
     // Takes the features [n, n_feature] of positions position .. position + n - 1. Those of a few positions wait for the next
     // draft, whose graph writes them into the cache.

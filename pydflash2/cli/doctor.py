@@ -6,12 +6,14 @@ import argparse
 import json
 import math
 import platform
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pydflash2
 from pydflash2 import model_files, native
 from pydflash2.errors import ModelFileError
+from pydflash2.results import Memory
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -22,9 +24,9 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> argparse
         "doctor",
         help="say whether a pair fits, or what this installation has",
         description="With TARGET and HEAD: say line by line whether the pair fits; exit status 1 where it "
-        "doesn't. Then load both, and say for each width whether drafting leaves the target's logits as "
-        "plain decoding has them, with default kernels and with --exact's. Without: versions, the llama.cpp "
-        "inside, back ends, devices, CPU features.",
+        "doesn't. Then load both, say where memory goes, and for each width whether drafting leaves the "
+        "target's logits as plain decoding has them, with default kernels and with --exact's. "
+        "Without: versions, the llama.cpp inside, back ends, devices, CPU features.",
     )
     parser.add_argument("target", nargs="?", metavar="TARGET", help="the target's GGUF")
     parser.add_argument(
@@ -55,12 +57,14 @@ def _pair(target: str, head: str | None, files_only: bool, as_json: bool) -> int
         head_file = model_files.model_file(head_file, "head")
     lines = check_pair(target_file, head_file)
     fits = all(line.ok for line in lines)
-    rows = {}
+    rows, memory = {}, None
     if fits and not files_only and not head_file.is_dir():
-        rows = {"default": _rows(target_file, head_file, False), "exact": _rows(target_file, head_file, True)}
+        rows["default"], memory = _load(target_file, head_file, False)
+        rows["exact"], _ = _load(target_file, head_file, True)
     if as_json:
         checks = [line._asdict() for line in lines]
         record = {"target": str(target_file), "head": str(head_file), "fits": fits, "checks": checks}
+        record["memory"] = None if memory is None else asdict(memory)
         record["logit_differences"] = rows or None
         print(json.dumps(record, ensure_ascii=False))
     else:
@@ -69,16 +73,18 @@ def _pair(target: str, head: str | None, files_only: bool, as_json: bool) -> int
         print(
             "the pair fits" if fits else "the pair does not fit: use the head that was made for this target"
         )
+        if memory is not None:
+            _print_memory(memory)
         _print_rows(rows)
     return 0 if fits else 1
 
 
-def _rows(target: Path, head: Path, exact: bool) -> list[dict[str, Any]]:
-    """What drafts of each width do to the target's logits; a difference of None: not finite."""
+def _load(target: Path, head: Path, exact: bool) -> tuple[list[dict[str, Any]], Memory]:
+    """What drafts of each width do to the target's logits (a difference of None: not finite), and memory."""
     with pydflash2.load(target, head, exact=exact) as engine:
-        check = engine.check_rows()
+        check, memory = engine.check_rows(), engine.memory
     differences = check.differences.items() if check is not None else ()
-    return [
+    rows = [
         {
             "width": width,
             "bit_identical": difference == 0.0,
@@ -86,6 +92,25 @@ def _rows(target: Path, head: Path, exact: bool) -> list[dict[str, Any]]:
         }
         for width, difference in differences
     ]
+    return rows, memory
+
+
+def _print_memory(memory: Memory) -> None:
+    per_token = memory.drafter_kv_per_token
+    grows = f"{per_token:,} more for each token of context" if per_token else "the same at any context"
+    of_target = f"{memory.draft_tokens:,} of {memory.target_tokens:,} tokens"
+    rows = {
+        "target's weights": f"{memory.target_weights:,}",
+        "drafter's weights": f"{memory.drafter_weights:,}",
+        "draft vocabulary": f"{memory.draft_vocabulary:,}, {of_target}",
+        "drafter's K/V": f"{memory.drafter_kv:,} at a context of {memory.context_size:,}; {grows}",
+        "drafter's compute": "held by ggml's schedulers"
+        if memory.drafter_compute is None
+        else f"{memory.drafter_compute:,}",
+    }
+    print("\nmemory in bytes, beside llama.cpp's for the target's context:")
+    for name, what in rows.items():
+        print(f"  {name:17}  {what}")
 
 
 def _print_rows(rows: dict[str, list[dict[str, Any]]]) -> None:

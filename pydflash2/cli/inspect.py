@@ -16,7 +16,7 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> argparse
         "inspect",
         help="say what a model file is",
         description="Say what a GGUF file or a checkpoint's folder is: DFlash 1 or 2 head, target, or "
-        "something else; with its geometry, its weight types and its size.",
+        "something else; with its geometry, its weight types and its size, and what a head's K/V will take.",
     )
     parser.add_argument("file", metavar="FILE", help="a GGUF file, or a checkpoint's folder")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
@@ -40,6 +40,10 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
             yield f"{key}:"
             for inner, what in value.items():
                 yield f"  {inner.replace('_', ' '):18} {_shown(what)}"
+        elif key == "cache" and value is not None:
+            yield "drafter's K/V (F16):"
+            yield f"  {'sliding layers':18} {value['sliding']:,} bytes, whatever the context"
+            yield f"  {'full layers':18} {value['per_token']:,} bytes a token of context"
         elif key == "warnings":
             for warning in value:
                 yield f"warning: {warning}"
