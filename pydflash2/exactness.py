@@ -84,8 +84,12 @@ class Exactness:
     def limited(self, drafts: Drafts) -> Drafts:
         """Runs the check where it is needed, and leaves what is allowed."""
         check = self.measure() if drafts.width > 0 or self.exact else None
-        if not self.exact or check is None:
+        if not self.exact:
             return drafts
+        if check is None:
+            return Drafts(
+                0, False, "off", "off: exact=True allows widths that were checked; there is no head"
+            )
         if not self._limited:
             self._limited = True
             self._engine.allow_widths(check.exact_widths)
