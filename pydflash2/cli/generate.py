@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydflash2.cli.models import add_models, load
-from pydflash2.results import Piece, Result, Stats
-from pydflash2.settings import Settings
+from pydflash2.results import DrafterStats, Piece, Result, Stats
+from pydflash2.settings import LOOKUPS, Settings
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -48,6 +48,9 @@ _SAMPLING: tuple[tuple[str, str, Any, str, str], ...] = (
     ),
     ("--seed", "seed", int, "N", "the same seed gives the same text (default -1: a fresh one)"),
 )
+
+
+_MOST_POSITIONS = 16  # that a line shows; a draft that was looked up has up to 64
 
 
 def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -101,7 +104,16 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> argparse
         type=_width,
         default="auto",
         metavar="N|auto",
-        help="tokens drafted a round, anchor not counted (default auto: as many as the head was made for)",
+        help="tokens the head drafts a round, anchor not counted (default auto: each round the number that "
+        "is expected to be fastest, none where drafting doesn't pay; 0: the head doesn't draft)",
+    )
+    output.add_argument(
+        "--lookup",
+        choices=LOOKUPS,
+        default="auto",
+        help="drafts from the text itself, of what followed its last tokens where they stood before (default "
+        "auto: where that is expected to be faster, and never with a number in --max-draft-tokens; map-k4v, "
+        "mod: wherever that one finds something, else the head)",
     )
     output.add_argument(
         "--min-draft-probability",
@@ -114,7 +126,7 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> argparse
         action="store_true",
         help="byte for byte what plain decoding gives: draft only where logits stay the same (checked once)",
     )
-    output.add_argument("--no-speculate", action="store_true", help="decode without the head")
+    output.add_argument("--no-speculate", action="store_true", help="decode without drafts: the target alone")
     output.add_argument(
         "--logprobs",
         type=int,
@@ -158,6 +170,7 @@ def _settings(args: argparse.Namespace) -> Settings:
     settings: dict[str, Any] = {
         "max_tokens": None if args.predict == -1 else args.predict,
         "max_draft_tokens": args.max_draft_tokens,
+        "lookup": args.lookup,
         "stop": args.stop,
         "speculate": not args.no_speculate,
         "logit_bias": dict(args.logit_bias) if args.logit_bias else None,
@@ -217,20 +230,36 @@ def _text(file: str) -> str:
 
 
 def _summary(stats: Stats) -> str:
-    tokens = f"{stats.generated_tokens} token{'s' if stats.generated_tokens != 1 else ''}"
+    tokens = _counted(stats.generated_tokens, "token")
     speed = f"{stats.tokens_per_second:.1f} tok/s"
     if not stats.drafting.startswith("on"):
         return f"{tokens}, plain decoding ({stats.drafting.removeprefix('off: ')}), {speed}"
-    acceptance = f"mean acceptance length {stats.mean_acceptance_length:.2f}"
-    return f"{tokens}, {stats.rounds} round{'s' if stats.rounds != 1 else ''}, {acceptance}, {speed}"
+    rounds = _counted(stats.rounds, "round")
+    if stats.by_drafter:
+        drafters = "; ".join(f"{name}: {_drafter(own)}" for name, own in stats.by_drafter.items())
+        rounds += f" ({drafters}), mean acceptance length {stats.mean_acceptance_length:.2f}"
+    return f"{tokens}, {rounds}, {_counted(stats.plain_steps, 'plain step')}, {speed}"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' if count != 1 else ''}"
+
+
+def _drafter(stats: DrafterStats) -> str:
+    return f"{stats.rounds}, {stats.accepted} of {stats.drafted} accepted"
 
 
 def _table(result: Result) -> str:
     stats = result.stats
-    positions = " ".join(f"{share:.2f}" for share in stats.acceptance_by_position)
+    shares = stats.acceptance_by_position
+    positions = " ".join(f"{share:.2f}" for share in shares[:_MOST_POSITIONS])
+    if len(shares) > _MOST_POSITIONS:
+        positions += f" ... ({len(shares)} positions; --json has them all)"
     rows = {
         "drafting": stats.drafting,
-        "width": f"{stats.max_draft_tokens} drafted tokens a round at most; {_widths(stats)}",
+        "width": f"{stats.max_draft_tokens} tokens of the head a round at most; {_widths(stats)}",
+        "plain steps": stats.plain_steps,
+        **{name: f"rounds: {_drafter(own)}" for name, own in stats.by_drafter.items()},
         "seed": result.seed,
         "prompt": f"{stats.prompt_tokens} tokens, {stats.reused_tokens} of them reused",
         "accepted": f"{stats.accepted} of {stats.drafted} drafted tokens, {stats.draft_acceptance_rate:.1%}",

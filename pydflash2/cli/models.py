@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Literal
 
 import pydflash2
 
@@ -34,6 +35,14 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="layers on the GPU (default: all, where there is one)",
     )
+    models.add_argument(
+        "--draft-vocabulary",
+        type=_vocabulary,
+        default="auto",
+        metavar="auto|full|N",
+        help="tokens that drafts are made of, the most frequent ones and those of the text: fewer are faster "
+        "to draft from, and the text stays the same (default auto: 32,768 of a large vocabulary, else full)",
+    )
 
 
 def load(args: argparse.Namespace) -> pydflash2.Engine:
@@ -44,8 +53,20 @@ def load(args: argparse.Namespace) -> pydflash2.Engine:
         context_size=args.ctx_size,
         n_threads=args.threads,
         n_gpu_layers=args.n_gpu_layers,
+        draft_vocabulary=args.draft_vocabulary,
         exact=args.exact,
     )
+
+
+def _vocabulary(text: str) -> int | Literal["auto", "full"]:
+    if text == "auto":
+        return "auto"
+    if text == "full":
+        return "full"
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number, auto nor full") from None
 
 
 def _gpu_layers(text: str) -> int:
