@@ -19,6 +19,7 @@ from pydflash2.cli import main
 from tiny.files import TinyFiles
 
 PROMPT = "the cat sat on"
+STATIC = ["--max-draft-tokens", "7"]
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +30,9 @@ def pair(tiny: TinyFiles) -> list[str]:
 
 @pytest.fixture(scope="module")
 def expected(tiny: TinyFiles) -> pydflash2.Result:
+    """By the head at its full width: figures that no clock changes."""
     with pydflash2.load(*tiny.pair("chain"), n_threads=1) as engine:
-        return engine.generate(PROMPT, max_tokens=50)
+        return engine.generate(PROMPT, max_tokens=50, max_draft_tokens=7)
 
 
 def run(*arguments: str, stdin: bytes = b"", **environment: str) -> subprocess.CompletedProcess[bytes]:
@@ -44,12 +46,57 @@ def run(*arguments: str, stdin: bytes = b"", **environment: str) -> subprocess.C
 
 
 def test_text_on_stdout_and_one_line_on_stderr(pair: list[str], expected: pydflash2.Result) -> None:
-    done = run("generate", *pair, PROMPT, "-n", "50")
+    done = run("generate", *pair, PROMPT, "-n", "50", *STATIC)
     assert (done.returncode, done.stdout.decode()) == (0, expected.text)
     stats = expected.stats
+    head = rf"\(head: {stats.rounds}, {stats.accepted} of {stats.drafted} accepted\)"
     length = f"{stats.mean_acceptance_length:.2f}"
-    line = rf"50 tokens, {stats.rounds} rounds, mean acceptance length {length}, [\d.]+ tok/s\n"
+    line = (
+        rf"50 tokens, {stats.rounds} rounds {head}, mean acceptance length {length}, "
+        rf"{stats.plain_steps} plain steps?, [\d.]+ tok/s\n"
+    )
     assert re.fullmatch(line, done.stderr.decode())
+
+
+def test_what_each_drafter_did(
+    pair: list[str], expected: pydflash2.Result, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A text that loops, by lookup first: in the line, in the table and as JSON."""
+    command = ["generate", *pair, PROMPT, "-n", "200", "--max-draft-tokens", "0", "--lookup", "mod"]
+    assert main([*command, "--stats"]) == 0
+    output = capsys.readouterr()
+    assert output.out.startswith(expected.text)
+    line, *table = output.err.splitlines()
+    found = re.fullmatch(
+        r"200 tokens, (\d+) rounds \(mod: (\d+), (\d+) of (\d+) accepted\), mean acceptance length ([\d.]+), "
+        r"(\d+) plain steps?, [\d.]+ tok/s",
+        line,
+    )
+    assert found is not None
+    rounds, of_mod, accepted, drafted, _, plain = map(float, found.groups())
+    assert rounds == of_mod > 0
+    assert 1 + rounds + accepted + plain == 200
+    assert f"  mod          rounds: {of_mod:.0f}, {accepted:.0f} of {drafted:.0f} accepted" in table
+    assert f"  plain steps  {plain:.0f}" in table
+    assert any("positions; --json has them all)" in row for row in table)
+
+    assert main([*command, "--json"]) == 0
+    stats = json.loads(capsys.readouterr().out)["stats"]
+    own = {"rounds": of_mod, "drafted": drafted, "accepted": accepted}
+    assert (stats["by_drafter"], stats["plain_steps"]) == ({"mod": own}, plain)
+
+    assert main(["generate", *pair, PROMPT, "-n", "9", "--max-draft-tokens", "1", "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)["stats"]["by_drafter"]) == {"head"}
+
+
+def test_a_draft_vocabulary_changes_no_text(
+    pair: list[str], expected: pydflash2.Result, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for tokens in ("full", "auto", "100"):
+        assert main(["generate", *pair, PROMPT, "-n", "50", "--draft-vocabulary", tokens]) == 0
+        assert capsys.readouterr().out == expected.text
+    assert main(["generate", *pair, PROMPT, "--draft-vocabulary", "0"]) == 2
+    assert "draft_vocabulary is 0" in capsys.readouterr().err
 
 
 def test_without_the_head_the_text_is_the_same(pair: list[str], expected: pydflash2.Result) -> None:
@@ -76,7 +123,7 @@ def test_where_the_prompt_comes_from(
 
 
 def test_json(pair: list[str], expected: pydflash2.Result, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", *pair, PROMPT, "-n", "50", "--json"]) == 0
+    assert main(["generate", *pair, PROMPT, "-n", "50", "--json", *STATIC]) == 0
     record = json.loads(capsys.readouterr().out)
     assert (record["text"], record["tokens"]) == (expected.text, expected.tokens)
     assert record["finish_reason"] == "length"
@@ -89,7 +136,7 @@ def test_json(pair: list[str], expected: pydflash2.Result, capsys: pytest.Captur
 def test_all_statistics(
     pair: list[str], expected: pydflash2.Result, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["generate", *pair, PROMPT, "-n", "50", "--stats"]) == 0
+    assert main(["generate", *pair, PROMPT, "-n", "50", "--stats", *STATIC]) == 0
     output = capsys.readouterr()
     assert output.out == expected.text
     stats = expected.stats
@@ -163,6 +210,8 @@ def test_bad_usage_is_one_line_and_status_2(
     ("arguments", "message"),
     [
         (["generate", "--max-draft-tokens", "many", "a"], "'many' is neither a number nor auto"),
+        (["generate", "--lookup", "ngram", "a"], "invalid choice: 'ngram'"),
+        (["generate", "--draft-vocabulary", "few", "a"], "'few' is neither a number, auto nor full"),
         (["generate", "-ngl", "some", "a"], "'some' is neither a number nor all"),
         (["generate", "-n", "few", "a"], "invalid int value: 'few'"),
         (["generate", "--unknown", "a"], "unrecognized arguments: --unknown"),
@@ -215,7 +264,7 @@ def test_ctrl_c_keeps_the_text_and_says_nothing(tiny: TinyFiles, expected: pydfl
     target, head = tiny.pair("chain-wide")
     command = [sys.executable, "-m", "pydflash2", "generate", "-m", str(target), "-d", str(head), "-t", "1"]
     with subprocess.Popen(
-        [*command, PROMPT, "-c", "100000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*command, PROMPT, "-c", "100000", *STATIC], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -241,13 +290,15 @@ def test_the_demo_pair_is_the_default(capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["generate", "def binary_search(", "-n", "32"]) == 0
     output = capsys.readouterr()
     assert output.out == text
-    assert re.match(r"32 tokens, \d+ rounds, mean acceptance length [\d.]+, ", output.err)
+    assert re.fullmatch(
+        r"32 tokens, \d+ rounds?( \(.*\), mean .*)?, \d+ plain steps?, .* tok/s\n", output.err
+    )
 
 
 # ---- the others ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["generate", "convert", "inspect", "doctor"])
+@pytest.mark.parametrize("command", ["generate", "convert", "inspect", "doctor", "calibrate"])
 def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit:
         main([command, "--help"])
@@ -259,7 +310,8 @@ def test_only_what_exists_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
     text = capsys.readouterr().out
-    assert re.findall(r"^    (\w+) ", text, re.MULTILINE) == ["generate", "convert", "inspect", "doctor"]
+    commands = ["generate", "convert", "inspect", "doctor", "calibrate"]
+    assert re.findall(r"^    (\w+) ", text, re.MULTILINE) == commands
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -282,6 +334,10 @@ def test_inspect(tiny: TinyFiles, capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"^kind +DFlash 2 head$", text, re.MULTILINE)
     assert re.search(r"^  block size +8$", text, re.MULTILINE)
     assert re.search(r"^  taps +0, 2$", text, re.MULTILINE)
+    # Each layer has 2 x 2 x 16 numbers of 2 bytes a position; one slides: 24 + 8 positions are 64 + 1 cells.
+    assert record["cache"] == {"sliding": 65 * 128, "per_token": 128}
+    assert re.search(r"^  sliding layers +8,320 bytes, whatever the context$", text, re.MULTILINE)
+    assert re.search(r"^  full layers +128 bytes a token of context$", text, re.MULTILINE)
     assert main(["inspect", str(target)]) == 0
     assert re.search(r"^kind +target$", capsys.readouterr().out, re.MULTILINE)
     assert main(["inspect", str(target.with_name("missing.gguf"))]) == 1
@@ -294,6 +350,19 @@ def test_doctor_on_a_pair(tiny: TinyFiles, capsys: pytest.CaptureFixture[str]) -
     lines = capsys.readouterr().out.splitlines()
     assert "the pair fits" in lines
     assert all(line.startswith("ok    ") for line in lines[: lines.index("the pair fits")])
+    memory = "\n".join(lines)
+    assert re.search(r"^  target's weights   [\d,]+$", memory, re.MULTILINE)
+    assert re.search(r"^  draft vocabulary   0, 320 of 320 tokens$", memory, re.MULTILINE)
+    assert re.search(
+        r"^  drafter's K/V      [\d,]+ at a context of 1,024; 128 more for each token of context$",
+        memory,
+        re.MULTILINE,
+    )
+    sliding = list(map(str, tiny.pair("sliding")))
+    assert main(["doctor", *sliding, "--json"]) == 0
+    memory = json.loads(capsys.readouterr().out)["memory"]
+    assert (memory["drafter_kv_per_token"], memory["draft_tokens"]) == (0, memory["target_tokens"])
+    assert memory["drafter_compute"] > 0
 
     other = str(tiny.target("qwen3-wide"))
     assert main(["doctor", other, head]) == 1

@@ -90,12 +90,12 @@ def test_without_arguments_the_demo_pair_is_loaded() -> None:
     target, head = model_files.demo_pair()
     with pydflash2.load() as engine:
         assert repr(engine).startswith(f"<pydflash2.Engine target={target.name!r} head={head.name!r} ")
-        result = engine.generate("def binary_search(", max_tokens=48)
+        result = engine.generate("def binary_search(", max_tokens=48, max_draft_tokens=7)
         assert result.stats.mean_acceptance_length > 2
         plain = engine.generate("def binary_search(", max_tokens=48, speculate=False)
         assert (result.text, result.tokens) == (plain.text, plain.tokens)
     with pydflash2.load(head=None) as engine:
-        stats = engine.generate("import os", max_tokens=4).stats
+        stats = engine.generate("import os", max_tokens=4, lookup="off").stats
         assert stats.drafting == "off: loaded with head=None"
 
 

@@ -58,7 +58,11 @@ def steps(engine: pydflash2.Engine) -> list[int]:
 @pytest.mark.parametrize("how", ["generate", "steps"])
 def test_ctrl_c_at_every_point(engine: pydflash2.Engine, how: str) -> None:
     def run() -> list[int]:
-        return steps(engine) if how == "steps" else engine.generate(PROMPT, max_tokens=3).tokens
+        return (
+            steps(engine)
+            if how == "steps"
+            else engine.generate(PROMPT, max_tokens=3, max_draft_tokens=7).tokens
+        )
 
     expected = run()
     with Look() as look:
@@ -127,9 +131,7 @@ def test_ctrl_c_in_a_load(tiny: TinyFiles, monkeypatch: pytest.MonkeyPatch) -> N
         assert loaded != [native.ffi.NULL]
 
 
-@pytest.mark.parametrize(
-    "function", ["pd2_sequence_prefill", "pd2_sequence_draft", "pd2_sequence_verify", "pd2_token_bytes"]
-)
+@pytest.mark.parametrize("function", ["pd2_sequence_prefill", "pd2_sequence_round", "pd2_token_bytes"])
 def test_a_signal_handler_closes_the_engine(
     tiny: TinyFiles, monkeypatch: pytest.MonkeyPatch, function: str
 ) -> None:
@@ -163,7 +165,7 @@ def test_a_signal_handler_cannot_use_the_engine(
     before = signal.signal(signal.SIGTERM, handler)
     try:
         with monkeypatch.context() as patch:
-            during(patch, "pd2_sequence_verify", lambda *_: said or signal.raise_signal(signal.SIGTERM))
+            during(patch, "pd2_sequence_round", lambda *_: said or signal.raise_signal(signal.SIGTERM))
             assert engine.generate(PROMPT, max_tokens=50).tokens == expected
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -184,7 +186,7 @@ def test_a_finalizer_closes_the_engine(tiny: TinyFiles, monkeypatch: pytest.Monk
             engine.close()
 
     Service()
-    during(monkeypatch, "pd2_sequence_verify", lambda *_: gc.collect() and None)
+    during(monkeypatch, "pd2_sequence_round", lambda *_: gc.collect() and None)
     with pytest.raises(pydflash2.EngineClosedError):
         engine.generate(PROMPT, max_tokens=50)
     assert engine._native._handles.engine[0] == native.ffi.NULL

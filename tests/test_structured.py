@@ -575,7 +575,12 @@ def test_generated_texts_are_documents_of_the_schema(
         n_accepted = 0
         for seed in range(5):
             result = engine.generate(
-                "record = ", json_schema=RECORD, temperature=temperature, seed=seed, max_tokens=200
+                "record = ",
+                json_schema=RECORD,
+                temperature=temperature,
+                seed=seed,
+                max_tokens=200,
+                max_draft_tokens=7,
             )
             assert result.finish_reason == "stop"
             jsonschema.validate(json.loads(result.text), RECORD)
