@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pydflash2
-from pydflash2.settings import Settings
+from pydflash2.settings import LOOKUPS, Settings
 
 WORDS = [
     "the",
@@ -51,6 +51,7 @@ GRAMMARS = [
     'root ::= "[" [0-9]+ ("," [0-9]+)* "]"',
 ]
 MOST_GROWTH = 0.01
+_MOST_UNREAD = 32  # tokens whose features wait for a draft: csrc/drafter/drafter.cpp has no more
 
 
 class Requests:
@@ -65,15 +66,20 @@ class Requests:
         self.counts: collections.Counter[str] = collections.Counter()
         self.tokens = self.accepted = 0
 
-    def every_width(self) -> None:
-        """Drafts of every width, and as many accepted. The engine keeps a graph for each of these, made when
-        first needed; by chance the last would come late.
+    def every_graph(self) -> None:
+        """Drafts of every width after every number of tokens that the head hasn't read. The engine keeps a
+        graph for each of these, made when first needed; by chance the last would come late.
         """
         text = self.engine.generate("the", max_tokens=40, speculate=False).tokens
-        for width in range(1, self.engine.block_size or 1):
-            self.engine.generate("the", max_tokens=40, max_draft_tokens=width)
-            self.engine.prefill("the")
-            self.engine.verify(text[1 : width + 1])
+        block = self.engine.block_size or 1
+        for unread in range(1, _MOST_UNREAD + 1):
+            for width in range(1, block if unread <= block else 2):
+                self.engine.prefill("the")
+                self.engine.draft(1)
+                self.engine.verify(text[1:unread])
+                self.engine.draft(width)
+        for lookup in ("map-k4v", "mod"):
+            self.engine.generate("the", max_tokens=300, max_draft_tokens=0, lookup=lookup)
 
     def one(self) -> None:
         kind = self.rng.choice(self.kinds)
@@ -115,6 +121,8 @@ class Requests:
             settings["speculate"] = False
         if rng.random() < 0.4:
             settings["max_draft_tokens"] = rng.randint(0, (self.engine.block_size or 1) - 1)
+        if rng.random() < 0.3:
+            settings["lookup"] = rng.choice(LOOKUPS)
         if rng.random() < 0.1:
             settings["min_draft_probability"] = 0.2
         return settings
@@ -209,7 +217,7 @@ def main() -> int:
     with pydflash2.load(args.model, args.head or "auto", n_threads=args.threads, context_size=512) as engine:
         requests = Requests(engine, args.seed)
         memory = files = 0
-        requests.every_width()
+        requests.every_graph()
         start = time.perf_counter()
         for number in range(1, args.requests + 1):
             requests.one()
