@@ -101,10 +101,12 @@ def test_figures_add_up(
 def test_a_head_that_does_not_pay_is_left_out_and_a_loop_followed(
     tiny: TinyFiles, plain: pydflash2.Result
 ) -> None:
+    dear = dict.fromkeys(range(1, 8), 10.0)  # seconds a draft
+    with load(tiny, "chain") as engine:  # too few steps for a try
+        engine._native.set_costs({}, dear)
+        assert engine.generate(PROMPT, max_tokens=90, lookup="off").stats.rounds == 0
     with load(tiny, "chain") as engine:
-        engine._native.set_costs({}, dict.fromkeys(range(1, 8), 10.0))  # ten seconds a draft
-        stats = [engine.generate(PROMPT, max_tokens=n, lookup="off").stats for n in (20, 90)]
-        assert [s.rounds for s in stats] == [0, 0]
+        engine._native.set_costs({}, dear)
         result = engine.generate(PROMPT, max_tokens=300)
     assert result.tokens == plain.tokens
     assert result.stats.drafting == "on"
