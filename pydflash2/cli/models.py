@@ -41,7 +41,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         default="auto",
         metavar="auto|full|N",
         help="tokens that drafts are made of, the most frequent ones and those of the text: fewer are faster "
-        "to draft from, and the text stays the same (default auto: 32,768 of a large vocabulary, else full)",
+        "to draft from, and the text stays the same (default auto: a quarter, 1,024 to 32,768, or full)",
     )
 
 
