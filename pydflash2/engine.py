@@ -213,9 +213,9 @@ class Engine:
             grammar: GBNF with a rule named root. top_k: 0 keeps all. penalty_last_n: -1 looks back at all.
         json_schema: instead of grammar. The text is a JSON document of this schema, given as a dict, JSON
             text, True (any document), or a class with model_json_schema(), such as a pydantic model.
-        seed: the same seed and settings give the same text; None: a fresh one, returned with the result. With
-            a temperature and max_draft_tokens="auto" only a seed that is given has its text again: no clock
-            chooses the widths then.
+        seed: the same seed and settings give the same text; None: a fresh one, returned with the result.
+            (No clock chooses the widths of a text that is drawn: what steps cost is measured before, once
+            for a pair and its devices, as `calibrate` does.)
         stop: a string, or several. The text ends before the one that is completed first.
         logprobs: N: result.logprobs has the target's own log-probability of each token, and of the N
             likeliest ones.

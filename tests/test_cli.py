@@ -298,7 +298,7 @@ def test_the_demo_pair_is_the_default(capsys: pytest.CaptureFixture[str]) -> Non
 # ---- the others ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["generate", "convert", "inspect", "doctor", "calibrate"])
+@pytest.mark.parametrize("command", ["generate", "convert", "inspect", "doctor", "calibrate", "bench"])
 def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit:
         main([command, "--help"])
@@ -310,7 +310,7 @@ def test_only_what_exists_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
     text = capsys.readouterr().out
-    commands = ["generate", "convert", "inspect", "doctor", "calibrate"]
+    commands = ["generate", "convert", "inspect", "doctor", "calibrate", "bench"]
     assert re.findall(r"^    (\w+)\b", text, re.MULTILINE) == commands
 
 

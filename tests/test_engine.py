@@ -129,7 +129,7 @@ def test_max_tokens_is_never_exceeded(
 
 
 def test_the_last_round_drafts_only_what_can_still_be_committed(chain: pydflash2.Engine) -> None:
-    stats = chain.generate(PROMPT, max_tokens=3).stats
+    stats = chain.generate(PROMPT, max_tokens=3, max_draft_tokens=7).stats
     assert (stats.rounds, stats.drafted) == (
         1,
         1,

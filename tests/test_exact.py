@@ -360,7 +360,8 @@ def test_a_cache_that_cannot_be_written_is_no_error(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     for _ in range(2):
         with load(*tiny.pair("chain")) as engine:
-            assert engine.generate(PROMPT, max_tokens=5).stats.logit_difference is not None
+            drafted = engine.generate(PROMPT, max_tokens=5, max_draft_tokens=2)
+            assert drafted.stats.logit_difference is not None
             engine.generate(PROMPT, max_tokens=5)
     assert len(checks) == 2 * len(exactness.SHALLOW)  # once an engine, then
 
