@@ -39,11 +39,15 @@ class Costs:
 def key_of(
     engine: native.NativeEngine, target: Path, head: Path | None, options: dict[str, Any]
 ) -> kept.Key | None:
+    """Of what costs depend on most. The size of the context is not among it, so that a seed gives the same
+    text in contexts of different sizes.
+    """
     try:
         identity = None if head is None else kept.file_identity(head)
     except OSError:
         return None
-    return kept.key_of(engine, target, format=_FORMAT, head=identity, options=options)
+    chosen = {name: options[name] for name in ("exact", "draft_vocabulary", "n_gpu_layers")}
+    return kept.key_of(engine, target, format=_FORMAT, head=identity, options=chosen)
 
 
 def read(key: kept.Key | None) -> Costs | None:

@@ -335,9 +335,11 @@ class Engine:
         """Before a request's first round, once its widths are settled: settling begins anew."""
         if self._costs is None and not self._costs_tried and request.sampling.temperature > 0:
             self._costs_tried = True
-            self._costs = calibration.measure_quickly(self._native, self._full_width)
-            if self._costs is not None:
-                calibration.write(self._costs_key, self._costs)
+            self._costs = calibration.read(self._costs_key)  # another engine may have measured meanwhile
+            if self._costs is None:
+                self._costs = calibration.measure_quickly(self._native, self._full_width)
+                if self._costs is not None:
+                    calibration.write(self._costs_key, self._costs)
         if self._costs is not None and not self._costs_applied:
             self._costs_applied = True
             calibration.apply(self._native, self._costs)

@@ -57,6 +57,7 @@ class Exactness:
                 engine,
                 target,
                 format=_FORMAT,
+                context_size=int(engine.target.context_size),
                 taps=[int(tap) for tap in engine.head.taps[0 : engine.head.n_taps]],
                 width=full_width,
                 options=options,

@@ -46,7 +46,6 @@ def key_of(engine: native.NativeEngine, target: Path, **more: Any) -> Key | None
                 if k.startswith(("GGML_", "LLAMA_", "PYDFLASH2_CPU_"))
             ),
             "n_threads": int(engine.target.n_threads),
-            "context_size": int(engine.target.context_size),
             **more,
         }
     except OSError as error:

@@ -106,3 +106,14 @@ def test_the_text_is_the_same(tiny: TinyFiles) -> None:
         with pydflash2.load(*tiny.pair("chain"), n_threads=1, draft_vocabulary=n) as engine:  # type: ignore[arg-type]
             texts.append(engine.generate("the cat", max_tokens=60, max_draft_tokens=7).tokens)
     assert texts[0] == texts[1]
+
+
+def test_drafts_depend_on_the_text_alone(tiny: TinyFiles) -> None:
+    with Native(*tiny.pair("plain"), draft_vocabulary=48) as engine:
+        engine.prefill(PROMPT)
+        first = engine.draft(7)
+        for seed in range(3):  # other texts' tokens come and go
+            engine.prefill(token_ids(seed, 150, 0, 256))
+        engine.prefill(PROMPT)
+        again = engine.draft(7)
+    assert [sorted(row) for row in first.candidates] == [sorted(row) for row in again.candidates]

@@ -23,7 +23,8 @@ DraftVocabulary::DraftVocabulary(const Source & source, const std::vector<int32_
       token_of_(ranked.begin(), ranked.begin() + n),
       row_of_(static_cast<size_t>(source.output->ne[1]), -1),
       first_spare_(n - std::max(1, n / kSpareShare)),
-      next_spare_(first_spare_) {
+      next_spare_(first_spare_),
+      spares_(ranked.begin() + first_spare_, ranked.begin() + n) {
     find_rows(source);
     context_ = new_context(3);
     output_  = ggml_new_tensor_2d(context_.get(), source.output->type, source.output->ne[0], n);
@@ -106,6 +107,27 @@ void DraftVocabulary::put(int32_t row, int32_t token) {
     }
 }
 
+void DraftVocabulary::replace(int32_t row, int32_t token) {
+    staging_.resize(row_size_);
+    read_rows(token, 1, staging_.data());
+    row_of_[static_cast<size_t>(token_of_[static_cast<size_t>(row)])] = -1;
+    ggml_backend_tensor_set(output_, staging_.data(), static_cast<size_t>(row) * row_size_, row_size_);
+    put(row, token);
+}
+
+void DraftVocabulary::begin() {
+    // The text's tokens leave first: one of them may be the spare of another row.
+    for (int32_t i = 0; i < n_taken_; ++i) {
+        row_of_[static_cast<size_t>(token_of_[static_cast<size_t>(first_spare_ + i)])] = -1;
+    }
+    for (int32_t i = 0; i < n_taken_; ++i) {
+        token_of_[static_cast<size_t>(first_spare_ + i)] = spares_[static_cast<size_t>(i)];
+        replace(first_spare_ + i, spares_[static_cast<size_t>(i)]);
+    }
+    n_taken_    = 0;
+    next_spare_ = first_spare_;
+}
+
 void DraftVocabulary::take_in(const int32_t * tokens, int32_t n) {
     for (int32_t i = 0; i < n; ++i) {
         if (row_of_[static_cast<size_t>(tokens[i])] >= 0) {
@@ -113,11 +135,8 @@ void DraftVocabulary::take_in(const int32_t * tokens, int32_t n) {
         }
         const int32_t row = next_spare_;
         next_spare_       = row + 1 < static_cast<int32_t>(token_of_.size()) ? row + 1 : first_spare_;
-        staging_.resize(row_size_);
-        read_rows(tokens[i], 1, staging_.data());
-        row_of_[static_cast<size_t>(token_of_[static_cast<size_t>(row)])] = -1;
-        ggml_backend_tensor_set(output_, staging_.data(), static_cast<size_t>(row) * row_size_, row_size_);
-        put(row, tokens[i]);
+        n_taken_          = std::max(n_taken_, row + 1 - first_spare_);
+        replace(row, tokens[i]);
     }
 }
 

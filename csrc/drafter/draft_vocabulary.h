@@ -29,7 +29,10 @@ class DraftVocabulary {
     ggml_tensor * ids() const { return ids_; }        // [1, n] I32
     uint64_t      bytes() const { return ggml_backend_buffer_get_size(buffer_.get()); }
 
-    // A text has these tokens: those that are missing take the places of the rare ones, or of the ones taken in longest ago.
+    // A new text: back to the frequent tokens, as if there had been none before, so that a text's drafts depend on it alone.
+    void begin();
+
+    // The text has these tokens: those that are missing take the places of the rare ones, or of the ones taken in longest ago.
     void take_in(const int32_t * tokens, int32_t n);
 
     // How many of a vocabulary.
@@ -39,6 +42,7 @@ class DraftVocabulary {
     void find_rows(const Source & source);
     void read_rows(int32_t first, int32_t n, uint8_t * rows);
     void put(int32_t row, int32_t token);
+    void replace(int32_t row, int32_t token);
 
     struct Close {
         void operator()(FILE * file) const { std::fclose(file); }
@@ -58,7 +62,9 @@ class DraftVocabulary {
     std::vector<int32_t>         row_of_;       // [n_vocab], -1: not here
     int32_t                      first_spare_;  // rows from here on are given to the tokens of the text
     int32_t                      next_spare_;
-    std::vector<uint8_t>         staging_;
+    int32_t              n_taken_ = 0;  // rows from first_spare_ on that may hold other tokens than spares_ says
+    std::vector<int32_t> spares_;       // the frequent tokens of the rows from first_spare_ on
+    std::vector<uint8_t> staging_;
 };
 
 }  // namespace pd2

@@ -61,6 +61,13 @@ class GgmlDrafter final : public Drafter {
         }
     }
 
+    void begin_text(const int32_t * tokens, int32_t n) override {
+        if (vocabulary_) {
+            vocabulary_->begin();
+        }
+        read_text(tokens, n);
+    }
+
     void read_text(const int32_t * tokens, int32_t n) override {
         if (vocabulary_) {
             vocabulary_->take_in(tokens, n);

@@ -108,8 +108,9 @@ class Drafter {
     // draft, whose graph writes them into the cache.
     virtual void inject(const float * features, int32_t n, int32_t position) = 0;
 
-    // The text has these tokens; see DraftVocabulary.
-    virtual void read_text(const int32_t * tokens, int32_t n) = 0;
+    // A new text has these tokens, or the text has these more; see DraftVocabulary.
+    virtual void begin_text(const int32_t * tokens, int32_t n) = 0;
+    virtual void read_text(const int32_t * tokens, int32_t n)  = 0;
 
     // One block: anchor at `position`, then `width` mask rows. Needs missing_from(position) == position. What a block
     // at a later position can see is unchanged.

@@ -75,7 +75,7 @@ int32_t Sequence::begin(const int32_t * tokens, int32_t n_tokens, bool drafting,
     random_  = Random(settings.seed);
 
     if (drafting) {
-        drafter_->read_text(tokens, n_tokens);
+        drafter_->begin_text(tokens, n_tokens);
     }
     with_logprobs_  = settings.n_logprobs >= 0;
     logprobs_       = {};
