@@ -190,8 +190,7 @@ def test_arms(engine: pydflash2.Engine) -> None:
         arms.chosen(possible, ["fast"])
 
 
-def test_lookup_arms(engine: pydflash2.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arms, "_LOOKUPS", ("map-k4v", "mod"))
+def test_lookup_arms(engine: pydflash2.Engine) -> None:
     settings = {arm.name: arm.settings for arm in arms.possible(engine)}
     assert settings["head-2"] == {"max_draft_tokens": 2, "lookup": "off"}
     assert settings["mod"] == {"max_draft_tokens": 0, "lookup": "mod"}  # the head drafts nothing

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pydflash2
-from pydflash2.settings import DEFAULTS
 
 GROUPS = ("plain", "head", "lookup", "stack", "auto")
-_LOOKUPS = ("map-k4v", "mod") if "lookup" in DEFAULTS else ()
+_LOOKUPS = ("map-k4v", "mod")
 
 
 @dataclass(frozen=True)
@@ -27,18 +26,15 @@ PLAIN = Arm("plain", "plain", {"speculate": False})
 def possible(engine: pydflash2.Engine) -> list[Arm]:
     """All arms that this engine has, plain decoding first."""
     widths = range(1, engine.block_size or 1)
-    head_alone = {"lookup": "off"} if _LOOKUPS else {}
     arms = [PLAIN]
-    arms += [Arm(f"head-{w}", "head", {"max_draft_tokens": w} | head_alone, w) for w in widths]
+    arms += [Arm(f"head-{w}", "head", {"max_draft_tokens": w, "lookup": "off"}, w) for w in widths]
     arms += [Arm(name, "lookup", {"max_draft_tokens": 0, "lookup": name}, 0) for name in _LOOKUPS]
     arms += [
         Arm(f"{name}+head-{w}", "stack", {"max_draft_tokens": w, "lookup": name}, w)
         for name in _LOOKUPS
         for w in widths
     ]
-    if widths or _LOOKUPS:
-        arms.append(Arm("auto", "auto"))
-    return arms
+    return [*arms, Arm("auto", "auto")]
 
 
 def chosen(arms: Sequence[Arm], names: Iterable[str]) -> list[Arm]:

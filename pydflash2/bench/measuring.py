@@ -184,8 +184,7 @@ def _generate(
     settings: dict[str, Any] = arm.settings | {
         "max_tokens": text.max_tokens,
         "temperature": options.temperature,
-        # At a temperature, a seed would keep the engine from choosing widths by the clock.
-        "seed": None if arm.group == "auto" else seed,
+        "seed": seed,
         "logit_bias": dict.fromkeys(text.forbidden, -math.inf) or None,
     }
     stream = engine.stream(text.prompt, **settings)
