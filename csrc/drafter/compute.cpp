@@ -4,6 +4,11 @@
 #include "ggml-alloc.h"
 
 namespace pd2 {
+namespace {
+
+constexpr int32_t kFewRows = 32;
+
+}  // namespace
 
 Compute::Compute(const std::vector<ggml_backend_dev_t> & devices, int32_t n_threads) {
     for (ggml_backend_dev_t device : devices) {
@@ -19,6 +24,8 @@ Compute::Compute(const std::vector<ggml_backend_dev_t> & devices, int32_t n_thre
             set(backend.get(), n_threads);
         }
         backends_.push_back(std::move(backend));
+        set_reference_ =
+            reinterpret_cast<SetReference>(ggml_backend_reg_get_proc_address(reg, "ggml_backend_cpu_set_use_ref"));
     }
 }
 
@@ -52,7 +59,10 @@ bool Compute::allocate(ggml_cgraph * graph, SchedPtr & sched) {
     return bytes() != before;
 }
 
-void Compute::run(ggml_cgraph * graph, ggml_backend_sched * sched) {
+void Compute::run(ggml_cgraph * graph, ggml_backend_sched * sched, int32_t n_rows) {
+    if (set_reference_) {
+        set_reference_(backends_.back().get(), n_rows <= kFewRows);
+    }
     const ggml_status status = sched ? ggml_backend_sched_graph_compute(sched, graph)
                                      : ggml_backend_graph_compute(backends_.front().get(), graph);
     if (status != GGML_STATUS_SUCCESS) {

@@ -40,13 +40,19 @@ class Compute {
     // Throws when memory is short. The scheduler, if one is made, belongs to the graph. True: the shared buffer had to grow,
     // and graphs that were allocated before must not run again.
     bool allocate(ggml_cgraph * graph, SchedPtr & sched);
-    void run(ggml_cgraph * graph, ggml_backend_sched * sched);
+
+    // n_rows: of its products. A CPU's tiled products take over at 8 rows and are made for prompts: for few rows they are slower
+    // than what comes after them.
+    void run(ggml_cgraph * graph, ggml_backend_sched * sched, int32_t n_rows);
 
     uint64_t bytes() const;  // of the shared buffer
 
   private:
+    using SetReference = void (*)(ggml_backend_t, bool);
+
     std::vector<BackendPtr> backends_;
-    GallocPtr               allocator_;  // null: a scheduler a graph
+    SetReference            set_reference_ = nullptr;  // of the CPU, the last back end
+    GallocPtr               allocator_;                // null: a scheduler a graph
 };
 
 }  // namespace pd2

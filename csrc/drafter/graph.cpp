@@ -51,8 +51,8 @@ bool Graph::allocate(Compute & compute) {
     return compute.allocate(graph_, sched_);
 }
 
-void Graph::run() {
-    compute_->run(graph_, sched_.get());
+void Graph::run(int32_t n_rows) {
+    compute_->run(graph_, sched_.get(), n_rows);
 }
 
 int32_t Graph::n_nodes() const {
@@ -119,7 +119,7 @@ InjectGraph::InjectGraph(const Model & model, int32_t n)
 
 void InjectGraph::run(const float * features, int32_t position) {
     injection_.set(features, n(), position);
-    Graph::run();
+    Graph::run(n());
 }
 
 RoundGraph::RoundGraph(const Model & model, int32_t n_inject, int32_t width, int32_t end)
@@ -269,7 +269,7 @@ void RoundGraph::run(const float * pending, int32_t n_pending, const float * emb
         set_mask(inputs, false, position);
         set_mask(inputs, true, position);
     }
-    Graph::run();
+    Graph::run(n);
     read(lattice);
 }
 

@@ -44,7 +44,7 @@ class Graph {
   protected:
     explicit Graph(size_t n_nodes);
 
-    void run();
+    void run(int32_t n_rows);
 
     ContextPtr    context_;
     ggml_cgraph * graph_ = nullptr;
