@@ -1,7 +1,8 @@
 """What a step costs on this machine: a verification by its rows, a draft of the head by its width.
 
 `measure` times them, cold and interleaved; the medians are kept for the pair, its devices, threads and this
-build, and an engine that is loaded later starts with them. Without any, it learns them from its first rounds.
+build, and an engine that is loaded later starts with them. Fast targets are measured unasked, before their
+first drafts; an engine of a slow one learns from its first rounds. Both go on learning.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def apply(engine: native.NativeEngine, costs: Costs) -> None:
 
 
 def measure_quickly(engine: native.NativeEngine, full_width: int) -> Costs | None:
-    """A few widths, for a text that must not learn costs on its way. None where that would take seconds."""
+    """Before the first drafts for a pair. None where it would take more than a second or two."""
     text = _Text(engine, full_width > 0, random.Random(2))
     plain = min(text.time("verify", 0) for _ in range(3))
     return measure(engine, full_width, 3, lambda done, total: None) if plain < _QUICK else None

@@ -284,7 +284,7 @@ class Engine:
             self._check_turn(turn)
             if drafts.on:
                 drafts = self._exactness.limited(drafts)
-                self._set_costs(plan.request)
+                self._set_costs()
             start = perf_counter()
             stats.reused_tokens, anchor = self._prefill(plan.prompt, drafts.width > 0, plan.sampling)
             self._seed, self._draft_temperature = plan.request.seed, plan.request.draft_temperature
@@ -331,9 +331,9 @@ class Engine:
             else None,
         )
 
-    def _set_costs(self, request: Request) -> None:
+    def _set_costs(self) -> None:
         """Before a request's first round, once its widths are settled: settling begins anew."""
-        if self._costs is None and not self._costs_tried and request.sampling.temperature > 0:
+        if self._costs is None and not self._costs_tried:
             self._costs_tried = True
             self._costs = calibration.read(self._costs_key)  # another engine may have measured meanwhile
             if self._costs is None:

@@ -71,6 +71,9 @@ void Policy::begin(const Mode & mode, bool reproducible) {
         return;
     }
     learned_ = &own_;
+    if (!chooses()) {
+        return;
+    }
     own_.head.fade();
     own_.lookups[0].fade();
     own_.lookups[1].fade();
@@ -95,7 +98,7 @@ Choice Policy::choose(const Lookup * map_k4v, const Lookup * mod, int32_t room) 
     choice_   = {};
     if (mode_.speculate && room > 0) {
         choice_ = forced(mode_.lookups, room);
-        if (choice_.kind == Kind::none && mode_.head_width == Mode::any) {
+        if (choice_.kind == Kind::none && chooses()) {
             choice_ = best(room);
         }
     }
@@ -263,6 +266,9 @@ void Policy::learn(const Round & round) {
         if (round.kind == Kind::head) {
             costs_.draft_curve().sample(round.n_drafted, round.draft_seconds);
         }
+    }
+    if (!chooses()) {  // what a caller fixes says nothing about what would have been chosen
+        return;
     }
     for (size_t i = 0; i < found_.size(); ++i) {
         learned_->lookups[i].learn(found_[i], round.committed);

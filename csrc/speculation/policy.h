@@ -103,6 +103,7 @@ class Policy {
         double value(double rate) const { return tokens - rate * seconds; }
     };
 
+    bool          chooses() const { return mode_.speculate && mode_.head_width == Mode::any; }
     const Costs & used_costs() const { return reproducible_ ? calibrated_ : costs_; }
     Choice        forced(Lookups lookups, int32_t room) const;
     Choice        best(int32_t room);
