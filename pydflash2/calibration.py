@@ -82,7 +82,9 @@ def measure_quickly(engine: native.NativeEngine, full_width: int) -> Costs | Non
     """Before the first drafts for a pair. None where it would take more than a second or two."""
     text = _Text(engine, full_width > 0, random.Random(2))
     plain = min(text.time("verify", 0) for _ in range(3))
-    return measure(engine, full_width, 3, lambda done, total: None) if plain < _QUICK else None
+    if plain >= _QUICK:
+        return None
+    return measure(engine, full_width, 3 if plain > _QUICK / 4 else 7, lambda done, total: None)
 
 
 def measure(

@@ -18,8 +18,8 @@ constexpr int32_t                least_fine  = 7;  // every width up to here is 
 // Probes wait until the account bears what they are expected to lose; one that gains pays for others at once. Without
 // credit the head does not draft, whatever is thought of it: estimates may be wrong, the account is not.
 constexpr double cost_doubt  = 1.02;  // costs are known to some parts in a hundred
-constexpr double earned      = 0.005;
-constexpr double first_purse = 1;   // a text of 100 tokens bears it
+constexpr double earned      = 0.01;
+constexpr double first_purse = 4;   // once in an engine's life: a fair try costs it where the head turns out not to pay
 constexpr double full_purse  = 20;  // gains that may be lost again
 constexpr double dearest     = 2;   // credit that any probe is made with
 
