@@ -53,7 +53,7 @@ def alone(machine: str, world: str, n: int, *flags: str, seed: int = 1) -> float
 STEADY = [
     ("gpu", "code", 0.96),
     ("gpu", "useless", 0.96),
-    ("gpu", "always", 0.98),
+    ("gpu", "always", 0.97),
     ("gpu", "editing", 0.95),
     ("gpu", "loops", 0.95),
     ("cliff", "prose", 0.96),
@@ -144,12 +144,10 @@ def test_a_stall_moves_nothing() -> None:
     assert costs(first, range(8, 9)) == pytest.approx([2.75], rel=0.3)
 
 
-def test_sizes_not_visited_follow_those_that_are() -> None:
+def test_sizes_not_visited_keep_what_is_known_of_them() -> None:
     known = ["new 7 63", "set verify 1 1", "set verify 4 2", "set verify 8 4"]
-    slower = [*known, *30 * [plain(2), plain(4, rows=4)]]
-    assert costs(slower, range(8, 9)) == pytest.approx([8], rel=0.1)
-    steady = [*known, *200 * [plain(1.2), plain(0.8)]]
-    assert costs(steady, range(8, 9)) == pytest.approx([4], rel=0.25)
+    for others in (30 * [plain(2), plain(4, rows=4)], 200 * [plain(1.2), plain(0.8)]):
+        assert costs([*known, *others], range(8, 9)) == pytest.approx([4], rel=0.05)
 
 
 # ---- what must always hold ---------------------------------------------------------------------------------

@@ -9,11 +9,9 @@ namespace {
 
 // Neighbouring sizes differ by a few parts in a hundred, samples by twenty: many are needed to tell what each adds.
 constexpr size_t   most_samples = 48;
-constexpr size_t   most_recent  = 8;    // that tell how fast the machine is now
 constexpr size_t   set_samples  = 8;    // that a calibrated value counts for
 constexpr uint64_t oldest       = 512;  // samples ago: what is older goes when its size is measured again
 constexpr size_t   kept_samples = 4;    // of them all the same
-constexpr double   memory       = 32;   // samples over which the shares are counted
 
 // A row more, while only the plain step has been measured: between a GPU's 0.01 and a CPU's 0.4.
 constexpr double row_growth = 0.25;
@@ -70,48 +68,24 @@ void CostCurve::set(int32_t size, double seconds) {
         return;
     }
     ++tick_;
-    Point &      point = points_[static_cast<size_t>(size)];
-    const double value = std::log(std::clamp(seconds, shortest, longest));
-    point.samples.assign(set_samples, {value - level_, tick_});
-    point.recent.assign(most_recent, value);
-    point.recent_value = value;
-    point.value        = value - level_;
+    Point & point = points_[static_cast<size_t>(size)];
+    point.value   = std::log(std::clamp(seconds, shortest, longest));
+    point.samples.assign(set_samples, {point.value, tick_});
     rebuild();
 }
 
-// Costs grow with the context, and with what else the machine does. What moves the sizes that are visited moves the
-// others as well, through the level: when what is typical of a size's recent samples moves by m, the level moves by m
-// times the size's share of the recent samples of all sizes. Sizes visited in turn so move it by the mean of their
-// moves, and noise does not pile up, because moves of one size cancel each other. What a size takes relative to the
-// level is known from many more samples: decisions compare sizes, and an error of the level is common to them.
+// Costs grow with the context, and with what else the machine does. A size that is not visited keeps what is known of it: should it be
+// too cheap by now, it is soon chosen and measured again.
 void CostCurve::sample(int32_t size, double seconds) {
     if (!valid(size, seconds)) {
         return;
     }
     Point & point = points_[static_cast<size_t>(size)];
     if (point.samples.empty() && !empty()) {  // the first run of a new size is often a slow one
-        const double estimate = std::log(at(size));
-        point.recent          = {estimate};
-        point.recent_value    = estimate;
-        add(point, estimate - level_);
+        add(point, std::log(at(size)));
     }
     ++tick_;
-    for (Point & other : points_) {
-        other.share -= other.share / memory;
-    }
-    point.share += 1 / memory;
-    shares_ += (1 - shares_) / memory;
-
-    const double          logarithm = std::log(std::clamp(seconds, shortest, longest));
-    std::vector<double> & recent    = point.recent;
-    if (recent.size() == most_recent) {
-        recent.erase(recent.begin());
-    }
-    const double before = recent.empty() ? logarithm : point.recent_value;
-    recent.push_back(logarithm);
-    point.recent_value = typical(recent);
-    level_ += point.share / shares_ * (point.recent_value - before);
-    add(point, logarithm - level_);
+    add(point, std::log(std::clamp(seconds, shortest, longest)));
     rebuild();
 }
 
@@ -127,7 +101,7 @@ void CostCurve::rebuild() {
         if (point.samples.empty()) {
             continue;
         }
-        pools.push_back({std::clamp(std::exp(point.value + level_), shortest, longest),
+        pools.push_back({std::clamp(std::exp(point.value), shortest, longest),
                          static_cast<double>(point.samples.size()), size, size});
         while (pools.size() > 1 && pools[pools.size() - 2].seconds > pools.back().seconds) {
             const Pool last = pools.back();

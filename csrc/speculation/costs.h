@@ -31,15 +31,12 @@ class CostCurve {
 
   private:
     struct Sample {
-        double   value;  // log of the seconds, less the level
+        double   value;  // log of the seconds
         uint64_t tick;
     };
     struct Point {
-        std::vector<Sample> samples;  // oldest first
-        std::vector<double> recent;   // logs of the last few, for the level
-        double              recent_value = 0;
-        double              value        = 0;  // typical of the samples
-        double              share        = 0;  // of the recent samples of all sizes
+        std::vector<Sample> samples;    // oldest first
+        double              value = 0;  // typical of the samples
     };
 
     void add(Point & point, double value);
@@ -49,9 +46,7 @@ class CostCurve {
     const double        growth_;
     std::vector<Point>  points_;  // by size
     std::vector<double> curve_;   // by size: seconds
-    double              level_  = 0;
-    double              shares_ = 0;  // their sum
-    uint64_t            tick_   = 0;
+    uint64_t            tick_ = 0;
 };
 
 // One verification by its rows, and one draft of the head by its width.
