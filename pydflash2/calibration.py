@@ -20,6 +20,7 @@ from pydflash2 import kept, native
 _LONG_WIDTHS = (11, 15, 23, 31, 47)
 _DEPTH = 192  # tokens before the step that is timed, where the context has room for them
 _QUICK = 0.02  # seconds of a plain step up to which some sixty steps may be measured unasked
+_SMALLEST = 64  # context that a few steps of each width fit into
 _FORMAT = 1
 
 
@@ -47,7 +48,7 @@ def key_of(
         identity = None if head is None else kept.file_identity(head)
     except OSError:
         return None
-    chosen = {name: options[name] for name in ("exact", "draft_vocabulary", "n_gpu_layers")}
+    chosen = {name: options.get(name) for name in ("exact", "draft_vocabulary", "n_gpu_layers")}
     return kept.key_of(engine, target, format=_FORMAT, head=identity, options=chosen)
 
 
@@ -80,7 +81,9 @@ def apply(engine: native.NativeEngine, costs: Costs) -> None:
 
 def measure_quickly(engine: native.NativeEngine, full_width: int) -> Costs | None:
     """Before the first drafts for a pair. None where it would take more than a second or two."""
-    text = _Text(engine, full_width > 0, random.Random(2))
+    if int(engine.target.context_size) < _SMALLEST:
+        return None
+    text = _Text(engine, full_width > 0, 0, random.Random(2))
     plain = min(text.time("verify", 0) for _ in range(3))
     if plain >= _QUICK:
         return None
@@ -94,13 +97,13 @@ def measure(
 
     full_width: of the head; 0 without one. progress: steps done, steps in all.
     """
-    most = min(int(engine.target.context_size) - 2, int(engine.target.rollback_limit) % 2**31)
+    most = min(int(engine.target.context_size) - 4, int(engine.target.rollback_limit) % 2**31)
     widths = [width for width in (*range(full_width + 1), *_LONG_WIDTHS) if width <= most]
     steps = [("verify", width) for width in widths]
     steps += [("draft", width) for width in range(1, full_width + 1) if width <= most]
     times: dict[tuple[str, int], list[float]] = {step: [] for step in steps}
     chance = random.Random(1)
-    text = _Text(engine, full_width > 0, chance)
+    text = _Text(engine, full_width > 0, max(widths, default=0), chance)
     for kind, width in steps:  # once for graphs and buffers, which are made when a width is first met
         text.time(kind, width)
     for run in range(runs):
@@ -118,8 +121,11 @@ def measure(
 class _Text:
     """Pseudo-random tokens to be drafted after and verified, begun anew where the context ends."""
 
-    def __init__(self, engine: native.NativeEngine, drafting: bool, chance: random.Random) -> None:
+    def __init__(
+        self, engine: native.NativeEngine, drafting: bool, widest: int, chance: random.Random
+    ) -> None:
         self._engine = engine
+        self._widest = widest
         self._drafting = drafting
         self._chance = chance
         self._room = 0
@@ -135,7 +141,7 @@ class _Text:
 
     def _begin(self) -> None:
         context_size = int(self._engine.target.context_size)
-        depth = max(1, min(_DEPTH, context_size // 2))
+        depth = max(1, min(_DEPTH, context_size // 2, context_size - self._widest - 3))
         self._engine.begin(self._tokens(depth), self._drafting)
         while self._engine.prefill() > 0:
             pass

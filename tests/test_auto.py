@@ -9,7 +9,9 @@ import pytest
 
 import pydflash2
 from pydflash2 import exactness
+from pydflash2.calibration import Costs
 from pydflash2.exactness import RowCheck
+from pydflash2.results import DrafterStats
 from tiny.files import TinyFiles
 
 PROMPT = "the cat sat on"  # the chain's text goes round in circles soon
@@ -102,15 +104,15 @@ def test_a_head_that_does_not_pay_is_left_out_and_a_loop_followed(
     tiny: TinyFiles, plain: pydflash2.Result
 ) -> None:
     dear = dict.fromkeys(range(1, 8), 10.0)  # seconds a draft
-    with load(tiny, "chain") as engine:  # too few steps for a try
-        engine._native.set_costs({}, dear)
-        assert engine.generate(PROMPT, max_tokens=90, lookup="off").stats.rounds == 0
+    with load(tiny, "chain") as engine:  # one try, which an engine can afford once
+        engine._costs = Costs({0: 1e-4, 7: 2e-4}, dear)
+        assert engine.generate(PROMPT, max_tokens=90, lookup="off").stats.rounds <= 1
     with load(tiny, "chain") as engine:
-        engine._native.set_costs({}, dear)
+        engine._costs = Costs({0: 1e-4, 7: 2e-4}, dear)
         result = engine.generate(PROMPT, max_tokens=300)
     assert result.tokens == plain.tokens
     assert result.stats.drafting == "on"
-    assert set(result.stats.by_drafter) <= {"map-k4v", "mod"}
+    assert result.stats.by_drafter.get("head", DrafterStats()).rounds <= 1
     assert result.stats.accepted > 150
     check_sums(result.stats)
 

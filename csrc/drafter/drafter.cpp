@@ -77,7 +77,7 @@ class GgmlDrafter final : public Drafter {
     void draft(int32_t anchor, int32_t position, int32_t width, Lattice & lattice) override {
         flush(params().block_size);
         // Devices other than a CPU take a full block's rows in the time of one; a CPU takes time for each.
-        const int32_t n_inject = on_cpu_ ? std::max(1, n_pending_) : params().block_size;
+        const int32_t n_inject = on_cpu_ ? shape(n_pending_) : params().block_size;
         round_graph(n_inject, width, position + width + 1)
             .run(pending_.data(), n_pending_, embedding_.block(anchor, width), anchor, position, lattice);
         forget_pending(n_pending_);
@@ -136,7 +136,7 @@ class GgmlDrafter final : public Drafter {
         int32_t done = std::max(0, cache_.first_visible(position + n) - position);
         while (done < n) {
             const int32_t rows = std::min({n - done, batch_size_, most_rows()});
-            inject_graph(rows).run(features + static_cast<size_t>(done) * params().n_feature, position + done);
+            inject_graph(rows).run(features + static_cast<size_t>(done) * params().n_feature, rows, position + done);
             cache_.extend(position + done, rows);
             done += rows;
         }
@@ -145,7 +145,7 @@ class GgmlDrafter final : public Drafter {
     // Writes what waits for a draft, if that is more than `most` positions.
     void flush(int32_t most) {
         if (n_pending_ > most) {
-            inject_graph(n_pending_).run(pending_.data(), cache_.end() - n_pending_);
+            inject_graph(shape(n_pending_)).run(pending_.data(), n_pending_, cache_.end() - n_pending_);
             forget_pending(n_pending_);
         }
     }
@@ -155,9 +155,18 @@ class GgmlDrafter final : public Drafter {
         n_pending_ -= n;
     }
 
+    // Rows of the graph that few positions are injected with: powers of two, so that graphs are few.
+    static int32_t shape(int32_t n) {
+        int32_t rows = 1;
+        while (rows < n) {
+            rows *= 2;
+        }
+        return rows;
+    }
+
     InjectGraph & inject_graph(int32_t n) {
-        // Of a prompt's large chunks the last shape is enough.
-        auto & graph = injects_[n <= kMostPending ? n : kPromptShape];
+        // Of a prompt's chunks the last shape is enough.
+        auto & graph = injects_[n <= kMostPending && n == shape(n) ? n : kPromptShape];
         if (!graph || graph->n() != n) {
             keep(graph, std::make_unique<InjectGraph>(model_, n));
         }

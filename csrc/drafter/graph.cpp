@@ -117,8 +117,8 @@ void Injection::set(const float * features, int32_t n_used, int32_t position) {
 InjectGraph::InjectGraph(const Model & model, int32_t n)
     : Graph(node_budget(model.params)), injection_(model, context_.get(), graph_, n) {}
 
-void InjectGraph::run(const float * features, int32_t position) {
-    injection_.set(features, n(), position);
+void InjectGraph::run(const float * features, int32_t n_used, int32_t position) {
+    injection_.set(features, n_used, position);
     Graph::run(n());
 }
 

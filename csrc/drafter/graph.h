@@ -78,7 +78,8 @@ class InjectGraph : public Graph {
   public:
     InjectGraph(const Model & model, int32_t n);
 
-    void run(const float * features, int32_t position);
+    // features: [n_used, n_feature] of positions position .. position + n_used - 1.
+    void run(const float * features, int32_t n_used, int32_t position);
 
     int32_t n() const { return injection_.n(); }
 
