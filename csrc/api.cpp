@@ -132,7 +132,7 @@ void load(const pd2_engine_params & params, pd2_engine & engine) {
     drafter.kv_type          = drafter_type;
     drafter.devices          = engine.target->devices();
     drafter.target_path      = options.path;
-    drafter.ranked_tokens    = engine.target->ranked_tokens();
+    drafter.ranked_tokens    = [&] { return engine.target->ranked_tokens(); };
     drafter.draft_vocabulary = params.draft_vocabulary;
     drafter.token_embd       = shared.token_embd;
     drafter.output           = shared.output;

@@ -48,10 +48,19 @@ DraftVocabulary::DraftVocabulary(const Source & source, const std::vector<int32_
         staging_.resize(static_cast<size_t>(run) * row_size_);
         read_rows(token_of_[static_cast<size_t>(row)], run, staging_.data());
         ggml_backend_tensor_set(output_, staging_.data(), static_cast<size_t>(row) * row_size_, staging_.size());
-        for (int32_t i = row; i < row + run; ++i) {
-            put(i, token_of_[static_cast<size_t>(i)]);
-        }
         row += run;
+    }
+    for (int32_t row = 0; row < n; ++row) {
+        row_of_[static_cast<size_t>(token_of_[static_cast<size_t>(row)])] = row;
+    }
+    ggml_backend_tensor_set(ids_, token_of_.data(), 0, ggml_nbytes(ids_));
+    if (bias_) {
+        std::vector<float> all(row_of_.size()), own;
+        ggml_backend_tensor_get(source_bias_, all.data(), 0, all.size() * sizeof(float));
+        for (const int32_t token : token_of_) {
+            own.push_back(all[static_cast<size_t>(token)]);
+        }
+        ggml_backend_tensor_set(bias_, own.data(), 0, ggml_nbytes(bias_));
     }
 }
 
@@ -95,8 +104,13 @@ void DraftVocabulary::read_rows(int32_t first, int32_t n, uint8_t * rows) {
     }
 }
 
-void DraftVocabulary::put(int32_t row, int32_t token) {
-    const auto i                        = static_cast<size_t>(row);
+void DraftVocabulary::replace(int32_t row, int32_t token) {
+    const auto i = static_cast<size_t>(row);
+    staging_.resize(row_size_);
+    read_rows(token, 1, staging_.data());
+    row_of_[static_cast<size_t>(token_of_[i])] = -1;
+    ggml_backend_tensor_set(output_, staging_.data(), i * row_size_, row_size_);
+
     token_of_[i]                        = token;
     row_of_[static_cast<size_t>(token)] = row;
     ggml_backend_tensor_set(ids_, &token, i * sizeof(int32_t), sizeof(int32_t));
@@ -105,14 +119,6 @@ void DraftVocabulary::put(int32_t row, int32_t token) {
         ggml_backend_tensor_get(source_bias_, &value, static_cast<size_t>(token) * sizeof(float), sizeof(float));
         ggml_backend_tensor_set(bias_, &value, i * sizeof(float), sizeof(float));
     }
-}
-
-void DraftVocabulary::replace(int32_t row, int32_t token) {
-    staging_.resize(row_size_);
-    read_rows(token, 1, staging_.data());
-    row_of_[static_cast<size_t>(token_of_[static_cast<size_t>(row)])] = -1;
-    ggml_backend_tensor_set(output_, staging_.data(), static_cast<size_t>(row) * row_size_, row_size_);
-    put(row, token);
 }
 
 void DraftVocabulary::begin() {

@@ -41,7 +41,6 @@ class DraftVocabulary {
   private:
     void find_rows(const Source & source);
     void read_rows(int32_t first, int32_t n, uint8_t * rows);
-    void put(int32_t row, int32_t token);
     void replace(int32_t row, int32_t token);
 
     struct Close {

@@ -56,7 +56,6 @@ class GgmlDrafter final : public Drafter {
         } else {
             flush(kMostPending - n);
             pending_.insert(pending_.end(), features, features + static_cast<size_t>(n) * n_feature);
-            n_pending_ += n;
             cache_.extend(position, n);
         }
     }
@@ -77,10 +76,10 @@ class GgmlDrafter final : public Drafter {
     void draft(int32_t anchor, int32_t position, int32_t width, Lattice & lattice) override {
         flush(params().block_size);
         // Devices other than a CPU take a full block's rows in the time of one; a CPU takes time for each.
-        const int32_t n_inject = on_cpu_ ? shape(n_pending_) : params().block_size;
+        const int32_t n_inject = on_cpu_ ? shape(n_pending()) : params().block_size;
         round_graph(n_inject, width, position + width + 1)
-            .run(pending_.data(), n_pending_, embedding_.block(anchor, width), anchor, position, lattice);
-        forget_pending(n_pending_);
+            .run(pending_.data(), n_pending(), embedding_.block(anchor, width), anchor, position, lattice);
+        pending_.clear();
     }
 
     int32_t first_visible(int32_t position) const override { return cache_.first_visible(position); }
@@ -90,8 +89,8 @@ class GgmlDrafter final : public Drafter {
 
     void truncate(int32_t position) override {
         if (position < cache_.end()) {
-            n_pending_ = std::max(0, n_pending_ - (cache_.end() - position));
-            pending_.resize(static_cast<size_t>(n_pending_) * static_cast<size_t>(params().n_feature));
+            const int32_t kept = std::max(0, n_pending() - (cache_.end() - position));
+            pending_.resize(static_cast<size_t>(kept) * static_cast<size_t>(params().n_feature));
             cache_.truncate(position);
         }
     }
@@ -107,7 +106,7 @@ class GgmlDrafter final : public Drafter {
             return nullptr;
         }
         return std::make_unique<DraftVocabulary>(
-            DraftVocabulary::Source{options.target_path, options.output, options.output_bias}, options.ranked_tokens,
+            DraftVocabulary::Source{options.target_path, options.output, options.output_bias}, options.ranked_tokens(),
             std::max(n, file_.params().top_k + 1), options.devices.front());
     }
 
@@ -144,16 +143,13 @@ class GgmlDrafter final : public Drafter {
 
     // Writes what waits for a draft, if that is more than `most` positions.
     void flush(int32_t most) {
-        if (n_pending_ > most) {
-            inject_graph(shape(n_pending_)).run(pending_.data(), n_pending_, cache_.end() - n_pending_);
-            forget_pending(n_pending_);
+        if (n_pending() > most) {
+            inject_graph(shape(n_pending())).run(pending_.data(), n_pending(), cache_.end() - n_pending());
+            pending_.clear();
         }
     }
 
-    void forget_pending(int32_t n) {
-        pending_.erase(pending_.begin(), pending_.begin() + static_cast<ptrdiff_t>(n) * params().n_feature);
-        n_pending_ -= n;
-    }
+    int32_t n_pending() const { return static_cast<int32_t>(pending_.size()) / params().n_feature; }
 
     // Rows of the graph that few positions are injected with: powers of two, so that graphs are few.
     static int32_t shape(int32_t n) {
@@ -217,7 +213,6 @@ class GgmlDrafter final : public Drafter {
     int32_t                          n_nodes_ = 0;
 
     std::vector<float> pending_;  // [n_pending, n_feature], of the last positions before end()
-    int32_t            n_pending_ = 0;
 
     std::map<int32_t, std::unique_ptr<InjectGraph>>                    injects_;  // by rows
     std::map<std::pair<int32_t, int32_t>, std::unique_ptr<RoundGraph>> rounds_;   // by rows injected and width

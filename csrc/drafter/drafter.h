@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -67,10 +68,10 @@ struct DrafterParams {
 
     std::vector<ggml_backend_dev_t> devices;  // preferred first, a CPU last
 
-    // The target's file, and its tokens, those that texts need most first: for a draft vocabulary.
-    std::string          target_path;
-    std::vector<int32_t> ranked_tokens;
-    int32_t              draft_vocabulary = 0;  // tokens; 0: chosen by the size of the vocabulary, -1: all
+    // The target's file, and its tokens, those that texts need most first: asked for where there is a draft vocabulary.
+    std::string                           target_path;
+    std::function<std::vector<int32_t>()> ranked_tokens;
+    int32_t draft_vocabulary = 0;  // tokens; 0: chosen by the size of the vocabulary, -1: all
 
     // Lent by the target where the head has none of its own; must outlive the drafter.
     ggml_tensor * token_embd   = nullptr;
