@@ -38,9 +38,7 @@ class Costs:
         return {width: (self.draft[width] + self.verify[width]) / plain for width in self.draft}
 
 
-def key_of(
-    engine: native.NativeEngine, target: Path, head: Path | None, options: dict[str, Any]
-) -> kept.Key | None:
+def key_of(base: kept.Key | None, head: Path | None, options: dict[str, Any]) -> kept.Key | None:
     """Of what costs depend on most. The size of the context is not among it, so that a seed gives the same
     text in contexts of different sizes.
     """
@@ -49,7 +47,7 @@ def key_of(
     except OSError:
         return None
     chosen = {name: options.get(name) for name in ("exact", "draft_vocabulary", "n_gpu_layers")}
-    return kept.key_of(engine, target, format=_FORMAT, head=identity, options=chosen)
+    return kept.extended(base, format=_FORMAT, head=identity, options=chosen)
 
 
 def read(key: kept.Key | None) -> Costs | None:
@@ -98,7 +96,7 @@ def measure(
     full_width: of the head; 0 without one. progress: steps done, steps in all.
     """
     most = min(int(engine.target.context_size) - 4, int(engine.target.rollback_limit) % 2**31)
-    widths = [width for width in (*range(full_width + 1), *_LONG_WIDTHS) if width <= most]
+    widths = sorted(width for width in {*range(full_width + 1), *_LONG_WIDTHS} if width <= most)
     steps = [("verify", width) for width in widths]
     steps += [("draft", width) for width in range(1, full_width + 1) if width <= most]
     times: dict[tuple[str, int], list[float]] = {step: [] for step in steps}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, SupportsIndex, Ty
 
 import numpy as np
 
-from pydflash2 import arguments, calibration
+from pydflash2 import arguments, calibration, kept
 from pydflash2.calibration import Costs
 from pydflash2.drafts import Drafts
 from pydflash2.errors import ContextOverflowError, EngineBusyError
@@ -92,9 +92,9 @@ class Engine:
             if 0 <= limit < self._full_width:
                 self._full_width = limit
                 self._limit_reason = f"this target's state can take back {limit} tokens a round"
-        self._exactness = Exactness(native, target, self._full_width, options)
-        # Now, not when they are needed: the files may be others by then.
-        self._costs_key = calibration.key_of(native, target, head, options)
+        key = kept.key_of(native, target)  # now, not when it is needed: the file may be another by then
+        self._exactness = Exactness(native, key, self._full_width, options)
+        self._costs_key = calibration.key_of(key, head, options)
         self._costs = calibration.read(self._costs_key)
         self._costs_tried = self._costs_applied = False
 
@@ -194,7 +194,7 @@ class Engine:
         count = arguments.integer("runs", runs, 1)
         self._costs = calibration.measure(self._native, self._full_width, count, progress)
         calibration.write(self._costs_key, self._costs)
-        calibration.apply(self._native, self._costs)
+        self._costs_applied = False  # the next request does
         return self._costs
 
     # ---- the whole loop ----

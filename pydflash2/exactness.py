@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from pydflash2 import kept, native
@@ -42,20 +41,20 @@ class Exactness:
     """What an engine asks: `allowed` before it verifies, `measure` where a check may be run."""
 
     def __init__(
-        self, engine: native.NativeEngine, target: Path, full_width: int, options: dict[str, Any]
+        self, engine: native.NativeEngine, key: kept.Key | None, full_width: int, options: dict[str, Any]
     ) -> None:
-        """options: what `load` was called with, as far as kernels can depend on it, and `exact`."""
+        """key: kept.key_of the engine. options: what `load` was called with, as far as kernels can depend on
+        it, and `exact`.
+        """
         self.exact: bool = options["exact"]
         self._engine = engine
         self._full_width = full_width
         self._check: RowCheck | None = None
         self._limited = False
-        # Now, not when it is needed: the file may be another by then.
         self._key = None
         if full_width > 0:
-            self._key = kept.key_of(
-                engine,
-                target,
+            self._key = kept.extended(
+                key,
                 format=_FORMAT,
                 context_size=int(engine.target.context_size),
                 taps=[int(tap) for tap in engine.head.taps[0 : engine.head.n_taps]],

@@ -21,8 +21,13 @@ _PIECE = 1 << 16
 _SAMPLES = 16
 
 
-def key_of(engine: native.NativeEngine, target: Path, **more: Any) -> Key | None:
-    """All that a measurement depends on. None where a file can't be read: nothing is kept then."""
+def extended(key: Key | None, **more: Any) -> Key | None:
+    """A key with what one kind of measurement depends on besides."""
+    return None if key is None else {**key, **more}
+
+
+def key_of(engine: native.NativeEngine, target: Path) -> Key | None:
+    """What every measurement depends on. None where a file can't be read: nothing is kept then."""
     from pydflash2 import __version__, _native
 
     names = native.string(engine.target.devices).split(", ")
@@ -46,7 +51,6 @@ def key_of(engine: native.NativeEngine, target: Path, **more: Any) -> Key | None
                 if k.startswith(("GGML_", "LLAMA_", "PYDFLASH2_CPU_"))
             ),
             "n_threads": int(engine.target.n_threads),
-            **more,
         }
     except OSError as error:
         log.info("nothing measured will be kept: %s", error)

@@ -161,9 +161,7 @@ class Result:
     text: str
     tokens: list[int]
     finish_reason: str
-    # Gives the same text again, with the same settings on the same engine. One that was not given, and with
-    # max_draft_tokens="auto" and a temperature: a text of the same distribution, as a clock chose the widths.
-    seed: int
+    seed: int  # gives the same text again, with the same settings on the same engine
     stats: Stats
     logprobs: list[TokenLogprob] | None = None  # of `tokens`, where they were asked for
 
