@@ -93,13 +93,7 @@ void DraftVocabulary::find_rows(const Source & source) {
 
 void DraftVocabulary::read_rows(int32_t first, int32_t n, uint8_t * rows) {
     const uint64_t offset = offset_ + static_cast<uint64_t>(first) * row_size_;
-    const size_t   bytes  = static_cast<size_t>(n) * row_size_;
-#ifdef _WIN32
-    const bool found = _fseeki64(file_.get(), static_cast<int64_t>(offset), SEEK_SET) == 0;
-#else
-    const bool found = fseeko(file_.get(), static_cast<off_t>(offset), SEEK_SET) == 0;
-#endif
-    if (!found || std::fread(rows, 1, bytes, file_.get()) != bytes) {
+    if (!read_at(file_.get(), offset, rows, static_cast<size_t>(n) * row_size_)) {
         fail(PD2_ERROR_MODEL_FILE, "'%s' could not be read for the draft vocabulary; check the disk", path_.c_str());
     }
 }

@@ -3,8 +3,6 @@
 // target's file (tensors in memory may be repacked, or on a device that does not give out rows).
 #pragma once
 
-#include <cstdio>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -43,24 +41,20 @@ class DraftVocabulary {
     void read_rows(int32_t first, int32_t n, uint8_t * rows);
     void replace(int32_t row, int32_t token);
 
-    struct Close {
-        void operator()(FILE * file) const { std::fclose(file); }
-    };
-
-    std::string                  path_;
-    std::unique_ptr<FILE, Close> file_;
-    uint64_t                     offset_   = 0;  // of the first row in the file
-    size_t                       row_size_ = 0;
-    ContextPtr                   context_;
-    BufferPtr                    buffer_;
-    ggml_tensor *                output_      = nullptr;
-    ggml_tensor *                bias_        = nullptr;
-    ggml_tensor *                ids_         = nullptr;
-    ggml_tensor *                source_bias_ = nullptr;
-    std::vector<int32_t>         token_of_;     // [n]
-    std::vector<int32_t>         row_of_;       // [n_vocab], -1: not here
-    int32_t                      first_spare_;  // rows from here on are given to the tokens of the text
-    int32_t                      next_spare_;
+    std::string          path_;
+    FilePtr              file_;
+    uint64_t             offset_   = 0;  // of the first row in the file
+    size_t               row_size_ = 0;
+    ContextPtr           context_;
+    BufferPtr            buffer_;
+    ggml_tensor *        output_      = nullptr;
+    ggml_tensor *        bias_        = nullptr;
+    ggml_tensor *        ids_         = nullptr;
+    ggml_tensor *        source_bias_ = nullptr;
+    std::vector<int32_t> token_of_;     // [n]
+    std::vector<int32_t> row_of_;       // [n_vocab], -1: not here
+    int32_t              first_spare_;  // rows from here on are given to the tokens of the text
+    int32_t              next_spare_;
     int32_t              n_taken_ = 0;  // rows from first_spare_ on that may hold other tokens than spares_ says
     std::vector<int32_t> spares_;       // the frequent tokens of the rows from first_spare_ on
     std::vector<uint8_t> staging_;

@@ -457,18 +457,22 @@ void HeadFile::refuse_unclaimed() const {
     }
 }
 
+bool read_at(FILE * file, uint64_t offset, void * destination, size_t bytes) {
+#ifdef _WIN32
+    const bool found = _fseeki64(file, static_cast<int64_t>(offset), SEEK_SET) == 0;
+#else
+    const bool found = fseeko(file, static_cast<off_t>(offset), SEEK_SET) == 0;
+#endif
+    return found && std::fread(destination, 1, bytes, file) == bytes;
+}
+
 void HeadFile::read(const ggml_tensor * tensor, void * destination) const {
     const int64_t id     = gguf_find_tensor(gguf_.get(), tensor->name);
     const size_t  offset = gguf_get_data_offset(gguf_.get()) + gguf_get_tensor_offset(gguf_.get(), id);
     const size_t  bytes  = ggml_nbytes(tensor);
 
-    std::unique_ptr<FILE, int (*)(FILE *)> file(std::fopen(path_.c_str(), "rb"), std::fclose);
-#ifdef _WIN32
-    const bool found = file && _fseeki64(file.get(), static_cast<int64_t>(offset), SEEK_SET) == 0;
-#else
-    const bool found = file && fseeko(file.get(), static_cast<off_t>(offset), SEEK_SET) == 0;
-#endif
-    if (!found || std::fread(destination, 1, bytes, file.get()) != bytes) {
+    const FilePtr file(std::fopen(path_.c_str(), "rb"));
+    if (!file || !read_at(file.get(), offset, destination, bytes)) {
         fail(PD2_ERROR_MODEL_FILE, "%s: tensor %s could not be read; check the disk and fetch the file again",
              path_.c_str(), tensor->name);
     }

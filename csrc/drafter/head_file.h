@@ -1,6 +1,7 @@
 // A head's GGUF file: its metadata as HeadParams, its tensors' names, shapes and places. Reads no weights.
 #pragma once
 
+#include <cstdio>
 #include <memory>
 #include <set>
 #include <string>
@@ -18,8 +19,16 @@ struct GgmlFree {
     void operator()(ggml_context * context) const { ggml_free(context); }
 };
 
+struct FileClose {
+    void operator()(FILE * file) const { std::fclose(file); }
+};
+
+using FilePtr    = std::unique_ptr<FILE, FileClose>;
 using GgufPtr    = std::unique_ptr<gguf_context, GgufFree>;
 using ContextPtr = std::unique_ptr<ggml_context, GgmlFree>;
+
+// False where the file is shorter, or cannot be read.
+bool read_at(FILE * file, uint64_t offset, void * destination, size_t bytes);
 
 class HeadFile {
   public:
