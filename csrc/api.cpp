@@ -429,13 +429,8 @@ pd2_status pd2_sequence_verify(pd2_sequence * sequence, const pd2_proposal * dra
         if (draft->n < 0 || (draft->q && draft->k < 1)) {
             pd2::fail(PD2_ERROR_ARGUMENT, "a draft of %d tokens with %d candidates each cannot be", draft->n, draft->k);
         }
-        std::vector<pd2::Proposal> proposals;
-        for (int32_t t = 0; t < draft->n; ++t) {
-            const size_t row = static_cast<size_t>(t) * static_cast<size_t>(draft->k);
-            proposals.push_back(draft->q
-                                    ? pd2::Proposal{draft->tokens[t], draft->k, draft->candidates + row, draft->q + row}
-                                    : pd2::Proposal{draft->tokens[t]});
-        }
+        const std::vector<pd2::Proposal> proposals =
+            pd2::proposals_of(draft->n, draft->tokens, draft->k, draft->candidates, draft->q);
         pd2::Watch watch;
         *verdict         = verdict_of(sequence->sequence.verify(proposals, max_commit));
         verdict->seconds = watch.lap();
@@ -459,7 +454,7 @@ pd2_status pd2_sequence_round(pd2_sequence * sequence, const pd2_round_params * 
         const pd2::Speculator::Outcome & made = sequence->speculator.round(settings, params->max_commit);
         round->verdict                        = verdict_of(made.verdict);
         round->verdict.seconds                = made.verify_seconds;
-        round->drafter                        = static_cast<pd2_drafter>(made.choice.kind);
+        round->drafter                        = static_cast<pd2_drafter>(made.kind);
         round->n_drafted                      = made.n_verified;
         round->draft_seconds                  = made.draft_seconds;
     });

@@ -122,6 +122,16 @@ class Leftover {
 
 }  // namespace
 
+std::vector<Proposal> proposals_of(int32_t n, const int32_t * tokens, int32_t k, const int32_t * candidates,
+                                   const float * q) {
+    std::vector<Proposal> proposals;
+    for (int32_t t = 0; t < n; ++t) {
+        const size_t row = static_cast<size_t>(t) * static_cast<size_t>(k);
+        proposals.push_back(q ? Proposal{tokens[t], k, candidates + row, q + row} : Proposal{tokens[t]});
+    }
+    return proposals;
+}
+
 int32_t draw(const Distribution & p, Random & random) {
     return Leftover(p, 1, {}).draw(random);
 }

@@ -18,6 +18,10 @@ struct Proposal {
     const float *   q          = nullptr;  // [k]
 };
 
+// Of n tokens, with what each was drawn from: candidates and q, [n, k]. q null: each was certain. They point into these arrays.
+std::vector<Proposal> proposals_of(int32_t n, const int32_t * tokens, int32_t k, const int32_t * candidates,
+                                   const float * q);
+
 int32_t draw(const Distribution & p, Random & random);
 
 // Block verification (Sun et al. 2024, "Block Verification Accelerates Speculative Decoding"): the draft is judged as a

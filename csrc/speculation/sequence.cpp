@@ -164,14 +164,8 @@ Sequence::Draft & Sequence::draft(int32_t width, const WalkParams & params) {
 }
 
 std::vector<Proposal> Sequence::Draft::proposals(int32_t n) const {
-    std::vector<Proposal> result;
-    for (int32_t t = 0; t < n; ++t) {
-        const size_t row = static_cast<size_t>(t) * static_cast<size_t>(lattice.k);
-        result.push_back(path.proposal.empty() ? Proposal{path.tokens[static_cast<size_t>(t)]}
-                                               : Proposal{path.tokens[static_cast<size_t>(t)], lattice.k,
-                                                          lattice.candidates.data() + row, path.proposal.data() + row});
-    }
-    return result;
+    return proposals_of(n, path.tokens.data(), lattice.k, lattice.candidates.data(),
+                        path.proposal.empty() ? nullptr : path.proposal.data());
 }
 
 int32_t Sequence::most_drafted() const {

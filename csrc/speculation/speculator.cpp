@@ -64,7 +64,7 @@ const Speculator::Outcome & Speculator::round(const Settings & settings, int32_t
     round.ended          = !outcome_.verdict.has_bonus;
     round.committed      = outcome_.verdict.tokens;
 
-    outcome_.choice         = {round.kind, round.n_drafted, false};
+    outcome_.kind           = round.kind;
     outcome_.n_verified     = round.n_verified;
     outcome_.draft_seconds  = round.draft_seconds;
     outcome_.verify_seconds = round.verify_seconds;

@@ -25,7 +25,7 @@ class Speculator {
     };
 
     struct Outcome {
-        Choice            choice;
+        Kind              kind       = Kind::none;
         int32_t           n_verified = 0;  // drafted tokens
         Sequence::Verdict verdict;
         double            draft_seconds  = 0;  // choosing and looking up included
