@@ -74,7 +74,7 @@ def test_crashes_and_hangs_are_seen_and_survived() -> None:
         '    print(\'{"verdict": "works"}\', flush=True)\n'
     )
     jobs = ["good 1", "crash 2", "good 3", "hang 4", "good 5"]
-    answers = dict(workers.run_all(jobs, lambda folder: [sys.executable, "-c", program], 1, timeout=3))
+    answers = dict(workers.run_all(jobs, lambda folder: [sys.executable, "-c", program], 1, timeout=10))
     assert [answers[job]["verdict"] for job in jobs] == ["works", "crash", "works", "hang", "works"]
     assert "about to crash 2" in answers["crash 2"]["detail"]
 
