@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("weights", ["q8_0", "q4_K", "q5_K", "q6_K"])
+@pytest.mark.parametrize("weights", ["q8_0", "q5_0", "q4_K", "q5_K", "q6_K"])
 def test_a_row_alike(weights: str) -> None:
     run = subprocess.run([PRODUCTS, weights], capture_output=True, text=True, timeout=120, check=False)
     if run.returncode == REFUSED:

@@ -88,7 +88,8 @@ bool agrees(const ProductKernel & kernel) {
 std::vector<const ProductKernel *> usable() {
     std::vector<const ProductKernel *> kernels;
     if (wanted() && runs_here()) {
-        for (const ProductKernel * kernel : {&q8_0_product, &q6_k_product, &q5_k_product, &q4_k_product}) {
+        for (const ProductKernel * kernel :
+             {&q8_0_product, &q5_0_product, &q6_k_product, &q5_k_product, &q4_k_product}) {
             if (agrees(*kernel)) {
                 kernels.push_back(kernel);
             }

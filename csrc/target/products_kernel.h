@@ -32,7 +32,7 @@ struct ProductKernel {
 };
 
 #ifdef PD2_X86_PRODUCTS
-extern const ProductKernel q4_k_product, q5_k_product, q6_k_product, q8_0_product;
+extern const ProductKernel q4_k_product, q5_k_product, q6_k_product, q5_0_product, q8_0_product;
 
 // Lanes are added up in ggml's order: i and i + 4, then i and i + 2, then the last two.
 PD2_AVX2_INLINE float sum_lanes(__m256 x) {
