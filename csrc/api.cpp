@@ -7,6 +7,7 @@
 #include "drafter/drafter.h"
 #include "error.h"
 #include "pydflash2.h"
+#include "speculation/batch.h"
 #include "speculation/pair.h"
 #include "speculation/row_check.h"
 #include "speculation/sequence.h"
@@ -34,6 +35,11 @@ struct pd2_sequence {
 
     explicit pd2_sequence(pd2_engine * owner)
         : engine(owner), sequence(*owner->target, owner->drafter.get()), speculator(sequence) {}
+};
+
+struct pd2_batch {
+    pd2::Batch              batch;
+    std::vector<pd2_chosen> chosen;  // of the last step
 };
 
 namespace {
@@ -79,12 +85,35 @@ ggml_type cache_type(const char * name, const char * what, std::initializer_list
     pd2::fail(PD2_ERROR_ARGUMENT, "%s is '%.40s'; possible are %s", what, name, names.c_str());
 }
 
+// Layers whose features an engine without a head is to read.
+std::vector<int32_t> taps_read(const pd2_engine_params & params, int32_t n_layer) {
+    std::vector<int32_t> taps;
+    for (int32_t i = 0; i < params.n_taps_read; ++i) {
+        const int32_t layer = params.taps_read[i];
+        if (layer < 0 || layer >= n_layer) {
+            pd2::fail(PD2_ERROR_ARGUMENT, "taps_read names layer %d, the target has layers 0 to %d: give some of these",
+                      layer, n_layer - 1);
+        }
+        if (std::find(taps.begin(), taps.end(), layer) != taps.end()) {
+            pd2::fail(PD2_ERROR_ARGUMENT, "taps_read names layer %d twice: give each layer once", layer);
+        }
+        taps.push_back(layer);
+    }
+    return taps;
+}
+
 void load(const pd2_engine_params & params, pd2_engine & engine) {
     if (!params.target_path) {
         pd2::fail(PD2_ERROR_ARGUMENT, "target_path is missing; give the target's GGUF file");
     }
     if (params.taps < PD2_TAPS_AUTO || params.taps > PD2_TAPS_CALLBACK) {
         pd2::fail(PD2_ERROR_ARGUMENT, "taps is %d; give one of pd2_taps", static_cast<int>(params.taps));
+    }
+    if (params.n_taps_read < 0 || (params.n_taps_read > 0 && !params.taps_read)) {
+        pd2::fail(PD2_ERROR_ARGUMENT, "n_taps_read is %d; give the number of layers in taps_read", params.n_taps_read);
+    }
+    if (params.n_taps_read > 0 && params.head_path) {
+        pd2::fail(PD2_ERROR_ARGUMENT, "a head reads its own layers: give head_path or taps_read, not both");
     }
     pd2::TargetParams options;
     options.path         = params.target_path;
@@ -116,7 +145,7 @@ void load(const pd2_engine_params & params, pd2_engine & engine) {
     }
     engine.target = pd2::Target::load(options);
     if (!params.head_path) {
-        engine.target->open({}, 0);
+        engine.target->open(taps_read(params, engine.target->info().n_layer), 0);
         return;
     }
     engine.head_path = params.head_path;
@@ -519,6 +548,15 @@ pd2_status pd2_sequence_features(const pd2_sequence * sequence, const float ** f
     });
 }
 
+pd2_status pd2_sequence_read_features(pd2_sequence * sequence, const int32_t * tokens, int32_t n_tokens,
+                                      const float ** features) {
+    return guarded([&] {
+        const std::vector<float> & read = sequence->sequence.read_features(tokens, n_tokens);
+        sequence->check.reset();
+        *features = read.data();
+    });
+}
+
 pd2_status pd2_sequence_forget(pd2_sequence * sequence) {
     return guarded([&] {
         sequence->check.reset();
@@ -544,6 +582,39 @@ pd2_status pd2_sequence_check_step(pd2_sequence * sequence, float * differences,
         if (!*more) {
             sequence->check.reset();
         }
+    });
+}
+
+pd2_status pd2_batch_create(const pd2_engine * engine, int32_t n_texts, int32_t text_size, int32_t n_top,
+                            pd2_batch ** batch) {
+    *batch = nullptr;
+    return guarded([&] { *batch = new pd2_batch{{*engine->target, n_texts, text_size, n_top}, {}}; });
+}
+
+void pd2_batch_free(pd2_batch * batch) {
+    delete batch;
+}
+
+pd2_status pd2_batch_begin(pd2_batch * batch, int32_t slot, const int32_t * tokens, int32_t n_tokens,
+                           const pd2_sampling * sampling) {
+    return guarded([&] { batch->batch.begin(slot, tokens, n_tokens, settings_of(sampling)); });
+}
+
+pd2_status pd2_batch_end(pd2_batch * batch, int32_t slot) {
+    return guarded([&] { batch->batch.end(slot); });
+}
+
+pd2_status pd2_batch_step(pd2_batch * batch, pd2_step * step) {
+    return guarded([&] {
+        const pd2::Batch::Step & made = batch->batch.step();
+        batch->chosen.clear();
+        for (const pd2::Batch::Chosen & chosen : made.chosen) {
+            batch->chosen.push_back({chosen.slot, chosen.token, chosen.finished, chosen.is_end});
+        }
+        step->n          = static_cast<int32_t>(made.chosen.size());
+        step->chosen     = batch->chosen.data();
+        step->top_tokens = made.top_tokens.data();
+        step->top        = made.top.data();
     });
 }
 

@@ -33,7 +33,7 @@
  *
  * Every function that returns pd2_status returns PD2_OK (0) or a reason; pd2_last_error() then says, for the calling
  * thread, what failed, why, and one thing to do. A failed call changes nothing unless it says so.
- * An engine and its sequences belong to one thread at a time. No function calls back into the caller.
+ * An engine, its sequences and its batches belong to one thread at a time. No function calls back into the caller.
  * Widths count drafted tokens: the anchor is not among them.
  *
  * The text between the cdef marks is read by cffi as it stands: plain C99, no preprocessor.
@@ -91,6 +91,7 @@ int32_t pd2_log_next(int32_t * level, char * line, int32_t size);
 
 typedef struct pd2_engine   pd2_engine;
 typedef struct pd2_sequence pd2_sequence;
+typedef struct pd2_batch    pd2_batch;
 
 typedef enum {
     PD2_TAPS_AUTO     = 0, /* wired where the target's graph has them, else the callback */
@@ -110,12 +111,14 @@ typedef struct {
     pd2_taps     taps;
     bool         use_mmap;
     int32_t      draft_vocabulary; /* tokens that drafts are made of; 0: chosen by the vocabulary's size, -1: all */
-    bool batch_invariant; /* kernels that treat a row alike however many it is decoded with, where there are any */
+    bool    batch_invariant; /* kernels that treat a row alike however many it is decoded with, where there are any */
+    int32_t n_taps_read;
+    const int32_t * taps_read; /* [n_taps_read] without a head: layers whose outputs pd2_sequence_read_features gives */
 } pd2_engine_params;
 
 void       pd2_engine_default_params(pd2_engine_params * params);
 pd2_status pd2_engine_load(const pd2_engine_params * params, pd2_engine ** engine);
-void       pd2_engine_free(pd2_engine * engine); /* NULL is fine; free its sequences first */
+void       pd2_engine_free(pd2_engine * engine); /* NULL is fine; free its sequences and batches first */
 
 typedef struct {
     char     architecture[64];
@@ -350,6 +353,46 @@ const char * pd2_sequence_draft_obstacle(const pd2_sequence * sequence);
  * after a prefill chunk), features [n_rows, n_taps * n_embd]. */
 pd2_status pd2_sequence_logits(const pd2_sequence * sequence, const float ** logits, int32_t * n_rows);
 pd2_status pd2_sequence_features(const pd2_sequence * sequence, const float ** features, int32_t * n_rows);
+
+/* Empties the sequence, reads a whole text and gives the features of all its tokens, [n_tokens, n_taps * n_embd]: what a
+ * head is trained on. They are valid until the sequence's next call; the sequence is empty then. For engines that were
+ * loaded with taps_read or with a head. PD2_ERROR_CONTEXT_OVERFLOW where the text is longer than the context. */
+pd2_status pd2_sequence_read_features(pd2_sequence * sequence, const int32_t * tokens, int32_t n_tokens,
+                                      const float ** features);
+
+/* ---- Many texts at once: training data ------------------------------------------------------------------------------ */
+
+/* A batch decodes up to n_texts texts side by side, plainly: on a CPU that gives several times the tokens a second of one text.
+ * It shares the engine's weights and has caches of its own; the engine's sequence is not touched. What a text becomes depends
+ * on its prompt, its sampling and its seed, not on its slot or on the other texts, beyond what kernels round.
+ * text_size: tokens a text can have, prompt included. n_top: likeliest tokens reported beside each chosen one. */
+pd2_status pd2_batch_create(const pd2_engine * engine, int32_t n_texts, int32_t text_size, int32_t n_top,
+                            pd2_batch ** batch);
+void       pd2_batch_free(pd2_batch * batch);
+
+/* Puts a text that begins with a prompt, [n_tokens], into a slot, in the place of what was there. The prompt is read by the
+ * steps that follow. sampling: NULL for the default; its n_logprobs is not looked at. */
+pd2_status pd2_batch_begin(pd2_batch * batch, int32_t slot, const int32_t * tokens, int32_t n_tokens,
+                           const pd2_sampling * sampling);
+pd2_status pd2_batch_end(pd2_batch * batch, int32_t slot); /* empties the slot; nothing is wrong where it is empty */
+
+typedef struct {
+    int32_t slot;
+    int32_t token;
+    bool    finished; /* the text's last token: an end-of-generation token, or the one that filled text_size */
+    bool    is_end;   /* it is an end-of-generation token */
+} pd2_chosen;
+
+typedef struct {
+    int32_t            n;
+    const pd2_chosen * chosen;     /* [n] by slot */
+    const int32_t *    top_tokens; /* [n, n_top] likeliest first */
+    const float *      top;        /* [n, n_top] log softmax of the target's logits, before any sampler */
+} pd2_step;                        /* arrays belong to the batch, valid until its next call */
+
+/* Reads up to batch_size tokens of the prompts begun, then chooses the next token of each text whose prompt has been read;
+ * none may be that far yet. A finished text rests until its slot is begun anew. PD2_ERROR_ARGUMENT where no text is left. */
+pd2_status pd2_batch_step(pd2_batch * batch, pd2_step * step);
 
 /* ---- Row check: whether a row's logits depend on how many rows are decoded with it ---------------------------------- */
 

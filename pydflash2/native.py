@@ -128,11 +128,24 @@ def _needed(count: int) -> int:
     return -count
 
 
-def _floats(pointer: Any, *shape: int) -> Floats:
+_Number = TypeVar("_Number", np.float32, np.int32)
+
+
+def _array(pointer: Any, shape: tuple[int, ...], kind: type[_Number]) -> npt.NDArray[_Number]:
     count = math.prod(shape)
     if not count:  # the pointer may be NULL
-        return np.empty(shape, np.float32)
-    return np.array(np.frombuffer(ffi.buffer(pointer, 4 * count), np.float32).reshape(shape))
+        return np.empty(shape, kind)
+    return np.array(np.frombuffer(ffi.buffer(pointer, 4 * count), kind).reshape(shape))
+
+
+def integers(pointer: Any, *shape: int) -> Integers:
+    """A copy of an array of int32_t."""
+    return _array(pointer, shape, np.int32)
+
+
+def floats(pointer: Any, *shape: int) -> Floats:
+    """A copy of an array of floats."""
+    return _array(pointer, shape, np.float32)
 
 
 class DraftArrays(NamedTuple):
@@ -194,11 +207,13 @@ def _one_at_a_time(
 
 
 class _Handles:
-    """A pd2_engine with its one pd2_sequence, and the lock that lets one call in at a time."""
+    """A pd2_engine, its one pd2_sequence, its batches, and the lock that lets one call in at a time."""
 
     def __init__(self) -> None:
         self.engine = ffi.new("pd2_engine **")  # holds NULL before and after
         self.sequence = ffi.new("pd2_sequence **")
+        self.batches: list[Any] = []  # of pd2_batch **
+        self.left: list[Any] = []  # those of them that nobody has any more, but that could not be freed then
         self.lock = threading.Lock()
         self.thread: int | None = None  # that is in
         self.process = os.getpid()
@@ -218,11 +233,36 @@ class _Handles:
                 self.thread = threading.get_ident()
                 engine, self.engine[0] = self.engine[0], ffi.NULL
                 sequence, self.sequence[0] = self.sequence[0], ffi.NULL
+                self._free_batches(self.batches)
                 lib.pd2_sequence_free(sequence)
                 lib.pd2_engine_free(engine)
             finally:
                 self.thread = None
         drain_log()
+
+    def free_batch(self, batch: Any) -> None:
+        """As `free`. Where this thread is in a call, the next batch made or freed has it freed too."""
+        if self.process != os.getpid():
+            return
+        self.left.append(batch)
+        if self.entered():
+            return
+        with self.lock:
+            try:
+                self.thread = threading.get_ident()
+                self.free_left()
+            finally:
+                self.thread = None
+
+    def free_left(self) -> None:
+        left, self.left = self.left, []
+        self._free_batches(left)
+        self.batches = [batch for batch in self.batches if batch[0] != ffi.NULL]
+
+    def _free_batches(self, batches: list[Any]) -> None:
+        for holder in batches:
+            batch, holder[0] = holder[0], ffi.NULL
+            lib.pd2_batch_free(batch)
 
 
 class SamplingStruct(NamedTuple):
@@ -250,6 +290,7 @@ class NativeEngine:
         use_mmap: bool,
         draft_vocabulary: int = 0,
         batch_invariant: bool = False,
+        taps_read: Sequence[int] = (),
     ) -> None:
         # The struct holds bare pointers: these objects keep what they point to alive until the load is over.
         target_path = ffi.new("char[]", os.fsencode(target))
@@ -268,12 +309,15 @@ class NativeEngine:
         params.taps, params.use_mmap = taps, use_mmap
         params.draft_vocabulary = draft_vocabulary
         params.batch_invariant = batch_invariant
+        layers = ffi.new("int32_t[]", list(taps_read))
+        params.n_taps_read, params.taps_read = len(layers), layers
 
         self._closing = False
         self._handles = _Handles()
         self._release = weakref.finalize(self, self._handles.free)
         self.target = ffi.new("pd2_target_info *")
         self.head: Any = None
+        self.taps_read = tuple(taps_read)  # with a head, it reads its own
         try:
             check(lib.pd2_engine_load(params, self._handles.engine))
             self._engine = self._handles.engine[0]
@@ -303,6 +347,11 @@ class NativeEngine:
             )
         if self.closed:
             raise EngineClosedError("the engine is closed: load a new one")
+
+    @_one_at_a_time
+    def alone(self, call: Callable[[], _Returned]) -> _Returned:
+        """A call on a handle of this engine's, such as a batch, while no other thread is in."""
+        return call()
 
     # ---- text <-> tokens ----
 
@@ -387,10 +436,10 @@ class NativeEngine:
         q = draft.proposal.q
         return DraftArrays(
             list(ffi.unpack(draft.proposal.tokens, n)) if n else [],
-            _floats(draft.probabilities, n),
-            np.frombuffer(ffi.buffer(draft.candidates, 4 * rows * k), np.int32).reshape(rows, k).copy(),
-            _floats(draft.scores, rows, k, k),
-            None if q == ffi.NULL else _floats(q, n, k),
+            floats(draft.probabilities, n),
+            integers(draft.candidates, rows, k),
+            floats(draft.scores, rows, k, k),
+            None if q == ffi.NULL else floats(q, n, k),
         )
 
     @_one_at_a_time
@@ -467,6 +516,33 @@ class NativeEngine:
         """Why `draft` would refuse, or None."""
         reason = lib.pd2_sequence_draft_obstacle(self._sequence)
         return string(reason) if reason != ffi.NULL else None
+
+    # ---- training data ----
+
+    @_one_at_a_time
+    def read_features(self, tokens: Sequence[int]) -> Floats:
+        """Features of a whole text, [len(tokens), n_taps * n_embd]: of the layers in taps_read or the head's.
+
+        Empties the sequence. ValueError for an engine with neither, for tokens that do not exist, or none;
+        ContextOverflowError for a text longer than the context.
+        """
+        features = ffi.new("const float **")
+        check(lib.pd2_sequence_read_features(self._sequence, list(tokens), len(tokens), features))
+        n_taps = len(self.taps_read) if self.head is None else self.head.n_taps
+        return floats(features[0], len(tokens), n_taps * self.target.n_embd)
+
+    @_one_at_a_time
+    def create_batch(self, n_texts: int, text_size: int, n_top: int) -> Any:
+        """A pd2_batch **, which holds NULL once it is freed: through `batch_release`, or with the engine."""
+        self._handles.free_left()
+        holder = ffi.new("pd2_batch **")
+        self._handles.batches.append(holder)
+        check(lib.pd2_batch_create(self._engine, n_texts, text_size, n_top, holder))
+        return holder
+
+    def batch_release(self, batch: Any) -> Callable[[], None]:
+        """What frees a batch. It does not keep this engine alive."""
+        return functools.partial(self._handles.free_batch, batch)
 
     # ---- the row check ----
 

@@ -8,6 +8,18 @@
 
 namespace pd2 {
 
+void check_prompt(const int32_t * tokens, int32_t n_tokens, int32_t n_vocab) {
+    if (n_tokens < 1) {
+        fail(PD2_ERROR_ARGUMENT, "the prompt has no tokens; give at least one (a BOS token, for example)");
+    }
+    for (int32_t i = 0; i < n_tokens; ++i) {
+        if (tokens[i] < 0 || tokens[i] >= n_vocab) {
+            fail(PD2_ERROR_ARGUMENT, "token %d of the prompt is %d, the target's ids are 0..%d", i, tokens[i],
+                 n_vocab - 1);
+        }
+    }
+}
+
 Sequence::Sequence(Target & target, Drafter * drafter)
     : target_(target),
       drafter_(drafter),
@@ -28,15 +40,7 @@ std::unique_ptr<Sampler> Sequence::sampler(const Target & target, const Settings
 }
 
 int32_t Sequence::begin(const int32_t * tokens, int32_t n_tokens, bool drafting, const Settings & settings) {
-    if (n_tokens < 1) {
-        fail(PD2_ERROR_ARGUMENT, "the prompt has no tokens; give at least one (a BOS token, for example)");
-    }
-    for (int32_t i = 0; i < n_tokens; ++i) {
-        if (tokens[i] < 0 || tokens[i] >= n_vocab_) {
-            fail(PD2_ERROR_ARGUMENT, "token %d of the prompt is %d, the target's ids are 0..%d", i, tokens[i],
-                 n_vocab_ - 1);
-        }
-    }
+    check_prompt(tokens, n_tokens, n_vocab_);
     if (n_tokens >= context_size_) {
         fail(PD2_ERROR_CONTEXT_OVERFLOW,
              "the prompt has %d tokens, the context holds %d with at least one to generate; shorten it or load with a "
@@ -334,6 +338,35 @@ void Sequence::restore(int32_t position) {
     for (size_t i = 0; i < tokens_.size(); ++i) {
         i < static_cast<size_t>(n_prompt_) ? sampler_->read(tokens_[i]) : sampler_->accept(tokens_[i]);
     }
+}
+
+const std::vector<float> & Sequence::read_features(const int32_t * tokens, int32_t n_tokens) {
+    if (target_.n_taps() == 0) {
+        fail(PD2_ERROR_ARGUMENT, "this engine reads no features: load it with a head, or with taps_read");
+    }
+    check_prompt(tokens, n_tokens, n_vocab_);
+    if (n_tokens > context_size_) {
+        fail(PD2_ERROR_CONTEXT_OVERFLOW,
+             "the text has %d tokens, the context holds %d; shorten it or load with a larger context_size", n_tokens,
+             context_size_);
+    }
+    const auto width = static_cast<size_t>(target_.n_taps()) * static_cast<size_t>(target_.info().n_embd);
+    features_.clear();
+    features_.reserve(static_cast<size_t>(n_tokens) * width);
+    forget();
+    try {
+        while (target_.end() < n_tokens) {
+            const int32_t position = target_.end();
+            const int32_t n        = std::min(n_tokens - position, target_.batch_size());
+            target_.decode(tokens + position, n, position, Target::Logits::none, true);
+            features_.insert(features_.end(), target_.features(), target_.features() + static_cast<size_t>(n) * width);
+        }
+    } catch (...) {
+        forget();
+        throw;
+    }
+    forget();
+    return features_;
 }
 
 void Sequence::forget() {

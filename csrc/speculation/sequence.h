@@ -14,6 +14,9 @@
 
 namespace pd2 {
 
+// Throws PD2_ERROR_ARGUMENT for an empty prompt, or one with a token that does not exist.
+void check_prompt(const int32_t * tokens, int32_t n_tokens, int32_t n_vocab);
+
 class Sequence {
   public:
     // drafter: nullptr without a head. Both must outlive the sequence.
@@ -61,6 +64,9 @@ class Sequence {
     // Back to a sequence without text.
     void forget();
 
+    // [n_tokens, n_taps * n_embd] of a whole text, until the next call. The sequence is empty then.
+    const std::vector<float> & read_features(const int32_t * tokens, int32_t n_tokens);
+
     // Why draft() would refuse now, or nullptr.
     const char * draft_obstacle() const;
 
@@ -99,6 +105,7 @@ class Sequence {
     Logprobs                 logprobs_;
     Draft                    draft_;
     Verdict                  verdict_;
+    std::vector<float>       features_;
 };
 
 }  // namespace pd2

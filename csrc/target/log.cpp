@@ -119,4 +119,21 @@ void log_forget_errors() {
     source.first_error.clear();
 }
 
+std::string log_reason() {
+    const std::string reason  = log_first_error();
+    const std::string texts[] = {"basic_string::", "vector::", "map::at", "_Map_base::at",
+                                 "stoi"};  // C++ library's own
+    for (const std::string & text : texts) {
+        const size_t at = reason.find(text);
+        if (at != std::string::npos) {
+            return reason.substr(0, at) + "a value is out of range";
+        }
+    }
+    return reason.empty() ? "llama.cpp gave no reason" : reason;
+}
+
+pd2_status log_status(const std::string & reason, pd2_status otherwise) {
+    return reason.find("alloc") != std::string::npos ? PD2_ERROR_MEMORY : otherwise;
+}
+
 }  // namespace pd2

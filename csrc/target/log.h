@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "pydflash2.h"
+
 namespace pd2 {
 
 void log_install();  // idempotent; before the first call into llama.cpp
@@ -15,5 +17,9 @@ int32_t log_next(int32_t & level, char * line, int32_t size);
 // repeats on every level that it failed.
 std::string log_first_error();
 void        log_forget_errors();
+
+// That line as the reason a message gives, and the status it stands for: PD2_ERROR_MEMORY, or else `otherwise`.
+std::string log_reason();
+pd2_status  log_status(const std::string & reason, pd2_status otherwise);
 
 }  // namespace pd2

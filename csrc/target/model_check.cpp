@@ -6,7 +6,7 @@
 
 #include "error.h"
 #include "ggml-cpu.h"
-#include "llama.h"
+#include "llama-model.h"
 
 namespace pd2 {
 
@@ -106,6 +106,19 @@ void check_graph(ggml_cgraph * graph, const std::vector<ggml_backend_dev_t> & de
                  path.c_str());
         }
     }
+}
+
+double cache_bytes(const llama_model & model, ggml_type type, int32_t n_tokens, int32_t windowed) {
+    const llama_hparams & hparams = model.hparams;
+    double                bytes   = 0;
+    for (uint32_t layer = 0; layer < hparams.n_layer(); ++layer) {
+        if (hparams.has_kv(layer) && !hparams.is_recr(layer)) {
+            const int32_t cells = hparams.is_swa(layer) ? windowed : n_tokens;
+            bytes += static_cast<double>(cells) * static_cast<double>(ggml_row_size(type, hparams.n_embd_k_gqa(layer)) +
+                                                                      ggml_row_size(type, hparams.n_embd_v_gqa(layer)));
+        }
+    }
+    return bytes;
 }
 
 }  // namespace pd2

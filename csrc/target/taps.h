@@ -18,8 +18,9 @@ class Taps {
     Taps() = default;
     Taps(const std::vector<int32_t> & layers, int32_t n_layer, int32_t n_embd);
 
-    bool empty() const { return slots_.empty(); }
-    bool wired() const { return wired_; }
+    bool    empty() const { return slots_.empty(); }
+    int32_t size() const { return static_cast<int32_t>(slots_.size()); }
+    bool    wired() const { return wired_; }
 
     // llama.cpp computes the final norm for rows with logits only.
     bool need_every_output() const { return has_final_; }

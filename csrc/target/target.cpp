@@ -15,6 +15,7 @@
 #include "llama-ext.h"
 #include "llama-model.h"
 #include "llama_sampler.h"
+#include "llama_streams.h"
 #include "log.h"
 #include "model_check.h"
 #include "model_file.h"
@@ -31,24 +32,6 @@ constexpr int32_t kDefaultContext = 8192;
 constexpr int32_t kMinOutputs = 64;
 
 constexpr llama_seq_id kSequence = 0;
-
-// Why the call into llama.cpp since log_forget_errors() failed.
-std::string logged_reason() {
-    const std::string reason  = log_first_error();
-    const std::string texts[] = {"basic_string::", "vector::", "map::at", "_Map_base::at",
-                                 "stoi"};  // C++ library's own
-    for (const std::string & text : texts) {
-        const size_t at = reason.find(text);
-        if (at != std::string::npos) {
-            return reason.substr(0, at) + "a value is out of range";
-        }
-    }
-    return reason.empty() ? "llama.cpp gave no reason" : reason;
-}
-
-pd2_status memory_or(pd2_status status, const std::string & reason) {
-    return reason.find("alloc") != std::string::npos ? PD2_ERROR_MEMORY : status;
-}
 
 bool is_gpu(ggml_backend_dev_t device) {
     const auto type = ggml_backend_dev_type(device);
@@ -120,6 +103,7 @@ class LlamaTarget : public Target {
     int32_t n_threads() const override { return n_threads_; }
     int32_t batch_size() const override { return batch_size_; }
     int32_t most_rows() const override { return max_outputs_; }
+    int32_t n_taps() const override { return taps_.size(); }
 
     std::vector<int32_t> tokenize(const std::string & text, bool add_special, bool parse_special) const override {
         return pd2::tokenize(vocab_, text, add_special, parse_special);
@@ -134,6 +118,9 @@ class LlamaTarget : public Target {
     std::vector<int32_t>     ranked_tokens() const override { return pd2::ranked_tokens(vocab_); }
     std::unique_ptr<Sampler> sampler(const SamplingParams & params) const override {
         return make_sampler(vocab_, params, context_size_);
+    }
+    std::unique_ptr<Streams> streams(int32_t n, int32_t size) const override {
+        return make_streams({*model_, params_, devices(), n_threads_, batch_size_}, n, size);
     }
 
     void decode(const int32_t * tokens, int32_t n, int32_t position, Logits logits, bool with_features) override;
@@ -205,8 +192,8 @@ LlamaTarget::LlamaTarget(const TargetParams & params, const std::string & archit
     }
     if (!model_) {
         refuse_assertion();
-        const std::string reason = logged_reason();
-        fail(memory_or(PD2_ERROR_MODEL_FILE, reason),
+        const std::string reason = log_reason();
+        fail(log_status(reason, PD2_ERROR_MODEL_FILE),
              "llama.cpp cannot load the target '%s': %s. Check that the file is whole and that this build's llama.cpp "
              "knows the model",
              params.path.c_str(), reason.c_str());
@@ -255,19 +242,12 @@ void LlamaTarget::check_model() const {
 
 // Linux grants any amount of memory and ends the process when it is used. (A GPU's allocation fails properly.)
 void LlamaTarget::check_memory() const {
-    const llama_hparams & hparams = model_->hparams;
-    const auto            type    = params_.kv_type;
-    double                bytes   = 0;
-    for (uint32_t layer = 0; layer < hparams.n_layer(); ++layer) {
-        if (hparams.has_kv(layer) && !hparams.is_recr(layer)) {
-            const int64_t cells = hparams.is_swa(layer) && hparams.n_swa > 0 && !params_.batch_invariant
-                                      ? std::min<int64_t>(context_size_, hparams.n_swa + batch_size_)
-                                      : context_size_;
-            bytes += static_cast<double>(cells) * (ggml_row_size(type, hparams.n_embd_k_gqa(layer)) +
-                                                   ggml_row_size(type, hparams.n_embd_v_gqa(layer)));
-        }
-    }
-    size_t free = 0, total = 0;
+    const llama_hparams & hparams  = model_->hparams;
+    const int32_t         windowed = hparams.n_swa > 0 && !params_.batch_invariant
+                                         ? std::min(context_size_, static_cast<int32_t>(hparams.n_swa) + batch_size_)
+                                         : context_size_;
+    const double          bytes    = cache_bytes(*model_, params_.kv_type, context_size_, windowed);
+    size_t                free = 0, total = 0;
     ggml_backend_dev_memory(devices().back(), &free, &total);
     const bool on_cpu = llama_model_n_devices(model_.get()) == 0;
     if (on_cpu && total > 0 && bytes > static_cast<double>(total)) {
@@ -308,8 +288,8 @@ void LlamaTarget::create_context(int32_t max_rollback, bool with_callback) {
     }
     if (!context_) {
         refuse_assertion();
-        const std::string reason = logged_reason();
-        fail(memory_or(PD2_ERROR_NATIVE, reason),
+        const std::string reason = log_reason();
+        fail(log_status(reason, PD2_ERROR_NATIVE),
              "a context of %d tokens with a cache of type %s cannot be made: %s. Ask for a smaller context_size or the "
              "cache type f16",
              context_size_, ggml_type_name(params_.kv_type), reason.c_str());
@@ -487,8 +467,8 @@ void LlamaTarget::decode(const int32_t * tokens, int32_t n, int32_t position, Lo
                  n, position, context_size_);
         }
         recover(position);
-        const std::string reason = thrown.empty() ? logged_reason() : thrown;
-        fail(memory_or(PD2_ERROR_NATIVE, reason), "llama.cpp failed to decode %d tokens at position %d: %s", n,
+        const std::string reason = thrown.empty() ? log_reason() : thrown;
+        fail(log_status(reason, PD2_ERROR_NATIVE), "llama.cpp failed to decode %d tokens at position %d: %s", n,
              position, reason.c_str());
     }
 

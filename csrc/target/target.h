@@ -9,6 +9,7 @@
 #include "ggml-backend.h"
 #include "pydflash2.h"
 #include "sampler.h"
+#include "streams.h"
 
 namespace pd2 {
 
@@ -51,6 +52,7 @@ class Target {
     virtual int32_t n_threads() const  = 0;
     virtual int32_t batch_size() const = 0;
     virtual int32_t most_rows() const  = 0;  // with Logits::all
+    virtual int32_t n_taps() const     = 0;
 
     // ---- vocabulary ----
     virtual std::vector<int32_t> tokenize(const std::string & text, bool add_special, bool parse_special) const = 0;
@@ -65,6 +67,9 @@ class Target {
 
     // Throws PD2_ERROR_ARGUMENT for parameters out of range.
     virtual std::unique_ptr<Sampler> sampler(const SamplingParams & params) const = 0;
+
+    // Caches of their own for `n` texts of up to `size` tokens each, beside sequence 0. Must not outlive the target.
+    virtual std::unique_ptr<Streams> streams(int32_t n, int32_t size) const = 0;
 
     // ---- decoding, sequence 0 ----
     enum class Logits { none, last, all };
