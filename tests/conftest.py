@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from tiny import browser as browsers
 from tiny.files import TinyFiles
 
 settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
@@ -25,3 +27,9 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Chromium, by selenium; for `tiny.browser.read_page`."""
+    yield from browsers.start()

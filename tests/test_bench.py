@@ -6,7 +6,6 @@ import csv
 import importlib.util
 import io
 import json
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,6 @@ from hypothesis import strategies as st
 import pydflash2
 from pydflash2.bench import arms, measuring, workloads
 from pydflash2.bench.environment import Environment, memory
-from pydflash2.bench.loops import SHORTEST_LOOP, loop_start
 from pydflash2.bench.measuring import Options, Run
 from pydflash2.bench.records import Report, write_csv, write_json
 from pydflash2.bench.report import write_html
@@ -28,7 +26,9 @@ from pydflash2.bench.statistics import summarise
 from pydflash2.bench.table import table
 from pydflash2.bench.workloads import Conversation, Workload
 from pydflash2.cli import main
+from pydflash2.loops import SHORTEST_LOOP, loop_start
 from pydflash2.results import Stats
+from tiny.browser import read_page
 from tiny.files import TinyFiles
 
 TURNS = Workload("turns", "two turns", (Conversation("talk", ("the cat sat on", " and then the dog")),))
@@ -403,40 +403,6 @@ def test_a_report_without_its_libraries(
 
 # ---- the report in a browser ---------------------------------------------------------------------------
 
-BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
-DRIVER = shutil.which("chromedriver")
-
-OVERFLOW = """
-const root = document.documentElement;
-const plots = [...document.querySelectorAll(".js-plotly-plot")];
-return {
-  page: root.scrollWidth - root.clientWidth,
-  plots: plots.length,
-  drawn: document.querySelectorAll(".barlayer .point path, .scatterlayer .trace path").length,
-  wider: plots.filter(p => p.querySelector(".main-svg").getBoundingClientRect().right
-                          > p.parentElement.getBoundingClientRect().right + 1).length,
-  smallest: Math.min(...[...document.querySelectorAll("main *, .js-plotly-plot text")]
-                     .filter(e => e.textContent.trim()).map(e => parseFloat(getComputedStyle(e).fontSize))),
-};
-"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if not BROWSER or not DRIVER:
-        pytest.skip("needs chromium and chromedriver (Debian: apt-get install chromium chromium-driver)")
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options, Service(DRIVER))
-    yield driver
-    driver.quit()
-
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
@@ -446,28 +412,9 @@ def test_the_report_in_a_browser(
     file = tmp_path / "report.html"
     with file.open("w", encoding="utf-8") as out:
         write_html(marked, out)
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    feature = {"name": "prefers-color-scheme", "value": scheme}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
-    browser.get(file.as_uri())
-    # Two frames on, sizes have been observed and plots have followed.
-    browser.execute_async_script(
-        "const f = requestAnimationFrame; f(() => f(() => setTimeout(arguments[0], 100)))"
-    )
-    assert browser.get_log("browser") == []
-    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    asked = [
-        event["params"]["request"]["url"]
-        for event in events
-        if event["method"] == "Network.requestWillBeSent"
-    ]
-    assert [url for url in asked if not url.startswith("data:")] == [file.as_uri()]
-    found = browser.execute_script(OVERFLOW)
-    assert found["page"] == 0 and found["wider"] == 0
-    assert found["plots"] == 2 + 2 * len(marked.workloads) and found["drawn"] > 0
-    assert found["smallest"] >= 12
-    background = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
-    text = browser.execute_script("return getComputedStyle(document.querySelector('.xtick text')).fill")
-    light = [sum(map(int, colour[4:-1].split(","))) > 382 for colour in (background, text)]
-    assert light == [scheme == "light", scheme == "dark"]
+    found = read_page(browser, file, width, scheme)
+    assert found.says == [] and found.asked == [file.as_uri()]
+    assert found.page == 0 and found.wider == 0
+    assert found.plots == 2 + 2 * len(marked.workloads) and found.drawn > 0
+    assert found.smallest >= 12
+    assert (found.background_is_light, found.text_is_light) == (scheme == "light", scheme == "dark")

@@ -10,8 +10,8 @@ from typing import Any
 
 import pydflash2
 from pydflash2.bench.arms import PLAIN, Arm
-from pydflash2.bench.loops import loop_start
 from pydflash2.bench.workloads import Conversation, Workload
+from pydflash2.loops import loop_start
 from pydflash2.results import Stats
 
 _LEAST_TEXT = 16  # tokens of a text that loops from its beginning

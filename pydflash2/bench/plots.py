@@ -1,4 +1,4 @@
-"""The report's plots, by plotly. Colours that depend on light or dark are set by the page."""
+"""The report's plots, by plotly."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from pydflash2 import page
 from pydflash2.bench.records import Report
 from pydflash2.bench.statistics import Row, Spread, Workload
 
@@ -35,7 +36,7 @@ def ratios(workload: Workload) -> go.Figure:
         )
     figure.add_vline(x=1, line_width=1, line_dash="dash", line_color="#888888")
     _arms_axis(figure, workload.rows)
-    return _finish(figure, "speed, plain decoding = 1", height=_height(workload.rows))
+    return page.finish(figure, "speed, plain decoding = 1", height=_height(workload.rows))
 
 
 def times(workload: Workload) -> go.Figure:
@@ -53,7 +54,7 @@ def times(workload: Workload) -> go.Figure:
         )
     figure.update_layout(barmode="stack")
     _arms_axis(figure, workload.rows)
-    return _finish(figure, "milliseconds a token", height=_height(workload.rows))
+    return page.finish(figure, "milliseconds a token", height=_height(workload.rows))
 
 
 def by_width(report: Report) -> go.Figure | None:
@@ -74,7 +75,7 @@ def by_width(report: Report) -> go.Figure | None:
         )
     figure.add_hline(y=1, line_width=1, line_dash="dash", line_color="#888888")
     figure.update_xaxes(dtick=1)
-    return _finish(figure, "tokens drafted a round", "speed, plain = 1")
+    return page.finish(figure, "tokens drafted a round", "speed, plain = 1")
 
 
 def by_position(report: Report) -> go.Figure | None:
@@ -95,7 +96,7 @@ def by_position(report: Report) -> go.Figure | None:
         )
     figure.update_xaxes(dtick=1)
     figure.update_yaxes(range=[0, 1.02], tickformat=".0%")
-    return _finish(figure, "position in the draft", "rounds that accepted it")
+    return page.finish(figure, "position in the draft", "rounds that accepted it")
 
 
 def _milliseconds(row: Row) -> dict[str, float]:
@@ -130,20 +131,3 @@ def _arms_axis(figure: go.Figure, rows: Sequence[Row]) -> None:
 
 def _height(rows: Sequence[Row]) -> int:
     return 120 + 24 * len(rows)
-
-
-def _finish(figure: go.Figure, x: str, y: str | None = None, height: int = 380) -> go.Figure:
-    figure.update_layout(
-        template="none",
-        height=height,
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font={"size": 13, "family": "system-ui, sans-serif"},
-        margin={"l": 8, "r": 12, "t": 36, "b": 44},
-        legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "traceorder": "normal"},
-        dragmode=False,
-    )
-    # Fixed, so that a finger on a plot scrolls the page.
-    figure.update_xaxes(title_text=x, automargin=True, fixedrange=True, zeroline=False, ticklen=4)
-    figure.update_yaxes(title_text=y, automargin=True, fixedrange=True, zeroline=False, ticklen=4)
-    return figure
