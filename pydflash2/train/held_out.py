@@ -1,0 +1,92 @@
+"""How good a head is on texts it does not learn from, without running an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pydflash2.train.figures import HeldOut
+from pydflash2.train.head import Head
+from pydflash2.train.objective import Blocks, Objective
+
+
+@torch.no_grad()
+def evaluate(
+    head: Head, objective: Objective, batches: Sequence[Blocks], step: int, seconds: float
+) -> HeldOut:
+    """Figures of a head, as it is after `step` steps, over the blocks of held-out texts."""
+    n = head.config.block_size - 1
+    device = next(head.parameters()).device
+    valid, unary, selector, recall = (torch.zeros(n) for _ in range(4))
+    losses = torch.zeros(2)
+    blocks_seen = accepted = 0.0
+    for blocks in batches:
+        blocks = blocks.to(device)
+        made = objective(head, blocks)
+        losses += torch.tensor([made.unary, made.selector]) / len(batches)
+        right = _Right.of(head, objective, blocks)
+        for total, one in zip(
+            (valid, unary, selector, recall),
+            (blocks.valid, right.unary, right.selector, right.recall),
+            strict=True,
+        ):
+            total += (one & blocks.valid).flatten(0, 1).sum(0).cpu()
+        run = (right.path & blocks.valid).int().cumprod(-1).sum(-1)
+        whole = blocks.valid.all(-1)  # blocks that the text's end does not cut
+        blocks_seen += float(whole.sum())
+        accepted += float((run * whole).sum())
+    share = valid.clamp_min(1)
+    return HeldOut(
+        step,
+        seconds,
+        float(losses[0]),
+        float(losses[1]),
+        (unary / share).tolist(),
+        (selector / share).tolist(),
+        (recall / share).tolist(),
+        1 + accepted / max(1.0, blocks_seen),
+    )
+
+
+@dataclass(frozen=True)
+class _Right:
+    """Where a head's choices are the text's tokens, [batch, n_anchors, n] each."""
+
+    unary: Tensor
+    selector: Tensor
+    recall: Tensor
+    path: Tensor
+
+    @classmethod
+    def of(cls, head: Head, objective: Objective, blocks: Blocks) -> _Right:
+        vocabulary = objective.vocabulary
+        gold = blocks.tokens[..., 1:]
+        ids = torch.full_like(blocks.tokens, head.config.mask_token)
+        ids[..., 0] = blocks.tokens[..., 0]
+        with torch.autocast(
+            blocks.features.device.type, torch.bfloat16, enabled=objective.precision == torch.bfloat16
+        ):
+            hidden = head(blocks.features, objective.tables.embed(ids), blocks.anchors)
+            logits = vocabulary.rows.logits(hidden)[..., : vocabulary.n_listed].float()
+        tokens = vocabulary.rows.tokens
+        likeliest = tokens[logits.argmax(-1)]
+        assert head.config.top_k is not None and head.candidate_selector is not None
+        best, rows = logits.topk(head.config.top_k, dim=-1)
+        candidates, hidden = tokens[rows], hidden.float()
+        scores = head.candidate_selector.scores
+        before = vocabulary.codebook_rows(vocabulary.row_of[blocks.tokens[..., :-1]])
+        forced = scores(hidden, best, before, rows).argmax(-1, keepdim=True)
+        previous, path = before[..., 0], []
+        for row in range(gold.shape[-1]):
+            choice = scores(hidden[..., row, :], best[..., row, :], previous, rows[..., row, :])
+            previous = rows[..., row, :].gather(-1, choice.argmax(-1, keepdim=True))[..., 0]
+            path.append(tokens[previous])
+        return cls(
+            likeliest == gold,
+            candidates.gather(-1, forced)[..., 0] == gold,
+            (candidates == gold[..., None]).any(-1),
+            torch.stack(path, -1) == gold,
+        )
