@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Sequence
 
 import pydflash2
-from pydflash2.cli import bench, calibrate, convert, doctor, generate, inspect
+from pydflash2.cli import bench, calibrate, convert, doctor, generate, inspect, train
 
 _INTERRUPTED = 130  # what shells report for a command that Ctrl-C ended
 
@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"pydflash2 {pydflash2.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (generate, convert, inspect, doctor, calibrate, bench):
+    for command in (generate, convert, inspect, doctor, calibrate, bench, train):
         subparser = command.add_parser(commands)
         subparser.add_argument("-v", "--verbose", action="store_true", help="show llama.cpp's log on stderr")
         subparser.set_defaults(run=command.run)
