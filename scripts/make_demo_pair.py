@@ -3,17 +3,18 @@
 
 One command reproduces everything from the running interpreter's own standard library, on a CPU:
 
-    python scripts/make_demo_pair.py --minutes 57 --data-minutes 7 --head-minutes 25 --output pydflash2/demo
+    python scripts/make_demo_pair.py --minutes 57 --head-minutes 25 --output pydflash2/demo
 
-The schedules follow the clock, so a slower or busier machine gives a weaker pair, not a later one; the same
-seed gives the same start, data order and prompts, but not the same bits. Needs torch, tokenizers,
-safetensors and gguf.
+The head is made by `pydflash2 train`. The schedules follow the clock, so a slower or busier machine gives a
+weaker pair, not a later one; the same seed gives the same start, data order and prompts, but not the same
+bits. Needs pydflash2[train] and tokenizers.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,11 +23,17 @@ from pathlib import Path
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
-from demo_pair import corpus, evaluate, export, generate, train_head, train_target
-from demo_pair.head import HeadGeometry
+from demo_pair import corpus, evaluate, export, train_target
 from demo_pair.model import Geometry
+from python_documents import lay_down
 
-STEPS = ("target", "data", "head", "evaluate", "export")
+STEPS = ("target", "head", "evaluate", "export")
+
+HEAD = [  # a small head for a small target
+    *("--layers", "1", "--taps", "1,4,7,10", "--window", "512", "--rank", "32", "--candidates", "8"),
+    *("--mask-token", str(corpus.MASK_ID), "--license", "PSF-2.0", "--name", "pydflash2 demo head"),
+    *("--temp", "0.3", "0.9", "--new-tokens", "112"),
+]
 
 
 def arguments() -> argparse.Namespace:
@@ -40,6 +47,9 @@ def arguments() -> argparse.Namespace:
         "--work", type=Path, default=Path("build/demo_pair"), help="checkpoints, folders and data"
     )
     parser.add_argument(
+        "--target", type=Path, help="a target made before: only the head is trained (default: train one)"
+    )
+    parser.add_argument(
         "--steps",
         nargs="+",
         choices=STEPS,
@@ -48,7 +58,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=1, help="of weights, data order, prompts and sampling")
     parser.add_argument("--minutes", type=float, default=57.0, help="training of the target")
-    parser.add_argument("--data-minutes", type=float, default=7.0, help="generation of the head's data")
+    parser.add_argument("--tokens", type=int, default=800_000, help="that the target writes for the head")
     parser.add_argument("--head-minutes", type=float, default=25.0, help="training of the head")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of torch")
     parser.add_argument(
@@ -57,46 +67,50 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def export_pair(work: Path, output: Path) -> None:
-    """Convert the head with the package's own converter and print what was written."""
-    output.mkdir(parents=True, exist_ok=True)
-    target, head = output / "target.gguf", output / "head.gguf"
-    target.write_bytes((work / "target.gguf").read_bytes())
-    command = [sys.executable, "-m", "pydflash2", "convert", work / "head", "--target", target, "-o", head]
+def make_target(options: argparse.Namespace) -> Path:
+    work, geometry = options.work, Geometry()
+    library = corpus.prepare(work, geometry.vocabulary)
+    if "target" in options.steps:
+        path = work / "target.pt"
+        train_target.train(
+            library, geometry, options.minutes, options.seed, path, options.threads, options.resume
+        )
+    model = train_target.load(work / "target.pt")
+    export.write_target_folder(model, library.tokenizer, work / "target")
+    export.write_target_gguf(model, library.tokenizer, work / "target.gguf")
+    return work / "target.gguf"
+
+
+def train_head(options: argparse.Namespace, target: Path) -> None:
+    """`pydflash2 train` on the files that the target was trained on; measured on those it never saw."""
+    documents = options.work / "documents"
+    command = [sys.executable, "-m", "pydflash2", "train", "--target", target, "--out", options.work / "head"]
+    command += ["--prompts", documents / "training", "--held-out", documents / "held-out", "--suffix", ".py"]
+    command += ["--tokens", options.tokens, "--minutes", options.head_minutes, "--seed", options.seed]
+    command += ["--threads", options.threads, *HEAD]
     subprocess.run([str(part) for part in command], check=True)
-    for path in (target, head):
-        print(f"{path}: {path.stat().st_size / 1e6:.2f} MB")
 
 
 def main() -> None:
     options = arguments()
-    work, seed = options.work, options.seed
-    work.mkdir(parents=True, exist_ok=True)
+    options.work.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(options.threads)
-    torch.manual_seed(seed)
-    geometry, shape = Geometry(), HeadGeometry()
-    library = corpus.prepare(work, geometry.vocabulary)
-    if "target" in options.steps:
-        path = work / "target.pt"
-        train_target.train(library, geometry, options.minutes, seed, path, options.threads, options.resume)
-    model = train_target.load(work / "target.pt")
-    export.write_target_folder(model, library.tokenizer, work / "target")
-    export.write_target_gguf(model, library.tokenizer, work / "target.gguf")
-    served = export.rounded(model)
-    if "data" in options.steps:
-        writer = generate.Writer(served, library, shape.taps, seed, generate.Plan())
-        texts = generate.generate(writer, options.data_minutes, options.threads)
-        generate.save(texts, work / "texts.pt")
+    torch.manual_seed(options.seed)
+    documents = options.work / "documents"
+    lay_down(documents)
+    target = options.target or make_target(options)
+    head = options.work / "head" / "head.gguf"
     if "head" in options.steps:
-        texts = generate.load(work / "texts.pt")
-        recipe = train_head.Recipe()
-        head = train_head.train(served, shape, texts, options.head_minutes, seed, options.threads, recipe)
-        train_head.save(head, work / "head.pt")
-        export.write_head_folder(head, work / "head")
+        train_head(options, target)
     if "evaluate" in options.steps:
-        evaluate.evaluate(served, train_head.load(work / "head.pt", served), library, seed)
+        evaluate.evaluate(target, head, documents / "held-out", options.seed)
     if "export" in options.steps:
-        export_pair(work, options.output)
+        options.output.mkdir(parents=True, exist_ok=True)
+        for source, name in ((target, "target.gguf"), (head, "head.gguf")):
+            path = options.output / name
+            if not (path.exists() and path.samefile(source)):
+                shutil.copyfile(source, path)
+            print(f"{path}: {path.stat().st_size / 1e6:.2f} MB")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""Write the pair: Hugging Face folders for both, and the target as GGUF.
-
-The head's GGUF is made from its folder by `pydflash2 convert`, as any user would make it.
-"""
+"""Write the target, as a Hugging Face folder and as GGUF."""
 
 from __future__ import annotations
 
@@ -9,14 +6,12 @@ import json
 from pathlib import Path
 
 import numpy as np
-import torch
 from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType, quants
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from .corpus import END_OF_TEXT, END_OF_TEXT_ID, MASK, MASK_ID
-from .head import Head
-from .model import Geometry, Target
+from .model import Target
 
 DESCRIPTION = (
     "A small language model of Python code, trained on CPython's standard library to demonstrate DFlash 2. "
@@ -53,43 +48,6 @@ def gguf_name(name: str) -> str:
     return f"{TENSOR_NAMES[stem]}.weight"
 
 
-def rounded(model: Target) -> Target:
-    """The model with the weights that its Q8_0 file holds: the head learns from what will be served."""
-    served = Target(model.geometry)
-    state = {}
-    for name, value in model.state_dict().items():
-        if value.dim() == 2:
-            blocks = quants.quantize(value.float().numpy(), GGMLQuantizationType.Q8_0)
-            value = torch.from_numpy(quants.dequantize(blocks, GGMLQuantizationType.Q8_0))
-        state[name] = value
-    served.load_state_dict(state)
-    return served.eval()
-
-
-def base_config(geometry: Geometry, layers: int) -> dict:
-    """Keys that target and head share."""
-    return {
-        "model_type": "qwen3",
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "head_dim": geometry.head_size,
-        "hidden_act": "silu",
-        "hidden_size": geometry.hidden,
-        "initializer_range": 0.02,
-        "intermediate_size": geometry.feed_forward,
-        "max_position_embeddings": geometry.context,
-        "max_window_layers": layers,
-        "num_attention_heads": geometry.heads,
-        "num_hidden_layers": layers,
-        "num_key_value_heads": geometry.key_value_heads,
-        "rms_norm_eps": geometry.norm_epsilon,
-        "rope_parameters": {"rope_theta": geometry.rope_theta, "rope_type": "default"},
-        "vocab_size": geometry.vocabulary,
-        "eos_token_id": END_OF_TEXT_ID,
-        "dtype": "float32",
-    }
-
-
 def write_json(path: Path, value: dict) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
@@ -98,12 +56,30 @@ def write_target_folder(model: Target, tokenizer: Tokenizer, folder: Path) -> No
     """The target as Hugging Face's Qwen3ForCausalLM reads it."""
     folder.mkdir(parents=True, exist_ok=True)
     geometry = model.geometry
-    config = base_config(geometry, geometry.layers) | {
+    config = {
         "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "head_dim": geometry.head_size,
+        "hidden_act": "silu",
+        "hidden_size": geometry.hidden,
+        "initializer_range": 0.02,
+        "intermediate_size": geometry.feed_forward,
         "layer_types": ["full_attention"] * geometry.layers,
+        "max_position_embeddings": geometry.context,
+        "max_window_layers": geometry.layers,
+        "num_attention_heads": geometry.heads,
+        "num_hidden_layers": geometry.layers,
+        "num_key_value_heads": geometry.key_value_heads,
+        "rms_norm_eps": geometry.norm_epsilon,
+        "rope_parameters": {"rope_theta": geometry.rope_theta, "rope_type": "default"},
+        "sliding_window": None,
         "tie_word_embeddings": True,
         "use_sliding_window": False,
-        "sliding_window": None,
+        "vocab_size": geometry.vocabulary,
+        "eos_token_id": END_OF_TEXT_ID,
+        "dtype": "float32",
     }
     write_json(folder / "config.json", config)
     tensors = {f"model.{name}": value.contiguous() for name, value in model.state_dict().items()}
@@ -118,33 +94,6 @@ def write_target_folder(model: Target, tokenizer: Tokenizer, folder: Path) -> No
             "add_bos_token": False,
         },
     )
-
-
-def write_head_folder(head: Head, folder: Path) -> None:
-    """The head as published checkpoints are laid out."""
-    folder.mkdir(parents=True, exist_ok=True)
-    geometry, extra = head.geometry, head.head
-    config = base_config(geometry, extra.layers) | {
-        "architectures": ["DFlash2DraftModel"],
-        "is_causal": False,
-        "layer_types": ["sliding_attention"] * extra.layers,
-        "num_target_layers": geometry.layers,
-        "sliding_window": extra.window,
-        "tie_word_embeddings": False,
-        "use_sliding_window": True,
-        "dflash_config": {
-            "block_size": extra.block,
-            "conv_group_size": extra.group,
-            "conv_kernel_size": extra.kernel,
-            "mask_token_id": MASK_ID,
-            "selector_rank": extra.rank,
-            "selector_top_k": extra.candidates,
-            "target_layer_ids": list(extra.taps),
-        },
-    }
-    write_json(folder / "config.json", config)
-    tensors = {name: value.float().contiguous() for name, value in head.state_dict().items()}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def add_tokenizer(writer: GGUFWriter, tokenizer: Tokenizer) -> None:

@@ -1,5 +1,4 @@
-"""The target: a Qwen3-architecture decoder, written out so that training, features and generation share one
-model.
+"""The target: a Qwen3-architecture decoder.
 
 Weight names are those of Hugging Face's Qwen3 below `model.`, so a state dict is already a checkpoint.
 """
@@ -55,23 +54,6 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (x * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)
 
 
-class KeyValueCache:
-    """Keys and values of every layer for a batch of texts of equal length."""
-
-    def __init__(self, geometry: Geometry, batch: int, capacity: int, precision: torch.dtype = torch.float32):
-        shape = (geometry.layers, batch, geometry.key_value_heads, capacity, geometry.head_size)
-        self.keys = torch.zeros(shape, dtype=precision)
-        self.values = torch.zeros(shape, dtype=precision)
-        self.length = 0
-
-    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write new rows after the cached ones and return all rows; `length` is moved by the caller."""
-        end = self.length + keys.shape[2]
-        self.keys[layer, :, :, self.length : end] = keys
-        self.values[layer, :, :, self.length : end] = values
-        return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
-
-
 class Attention(nn.Module):
     """Grouped-query attention with a norm on each query and key head."""
 
@@ -98,20 +80,12 @@ class Attention(nn.Module):
         keys = rotate(self.k_norm(self.split(self.k_proj(x))).transpose(1, 2), cos, sin)
         return keys, self.split(self.v_proj(x)).transpose(1, 2)
 
-    def attend(
-        self, queries: Tensor, keys: Tensor, values: Tensor, causal: bool, mask: Tensor | None = None
-    ) -> Tensor:
-        """Attention and output projection. Query heads in groups share a key/value head.
-
-        One row alone needs no copies of the shared heads: the queries of a group serve as rows.
-        """
-        if queries.shape[2] == 1 and mask is None:
-            rows = queries.unflatten(1, (-1, self.groups))[:, :, :, 0]
-            out = F.scaled_dot_product_attention(rows, keys, values).flatten(1, 2)[:, None]
-            return self.o_proj(out.flatten(2))
-        keys = keys.repeat_interleave(self.groups, dim=1)
-        values = values.repeat_interleave(self.groups, dim=1)
-        out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, is_causal=causal)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Causal attention of all rows. Query heads in groups share a key/value head."""
+        keys, values = (
+            shared.repeat_interleave(self.groups, dim=1) for shared in self.keys_values(x, cos, sin)
+        )
+        out = F.scaled_dot_product_attention(self.queries(x, cos, sin), keys, values, is_causal=True)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
 
@@ -138,13 +112,8 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(geometry.hidden, geometry.norm_epsilon)
         self.mlp = FeedForward(geometry)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: KeyValueCache | None, index: int) -> Tensor:
-        normed = self.input_layernorm(x)
-        queries = self.self_attn.queries(normed, cos, sin)
-        keys, values = self.self_attn.keys_values(normed, cos, sin)
-        if cache is not None:
-            keys, values = cache.extend(index, keys, values)
-        x = x + self.self_attn.attend(queries, keys, values, causal=queries.shape[2] > 1)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -168,26 +137,14 @@ class Target(nn.Module):
                 scale = 0.02 if name.startswith("embed") else parameter.shape[1] ** -0.5
                 nn.init.normal_(parameter, std=scale, generator=generator)
 
-    def forward(
-        self, ids: Tensor, cache: KeyValueCache | None = None, taps: tuple[int, ...] = ()
-    ) -> tuple[Tensor, Tensor | None]:
-        """Normed hidden states [batch, rows, hidden] and the outputs of the layers in `taps`, concatenated.
-
-        With a cache, the rows follow the cached ones; only an empty cache takes several rows at once.
-        """
-        start = cache.length if cache is not None else 0
-        positions = torch.arange(start, start + ids.shape[1])
+    def forward(self, ids: Tensor) -> Tensor:
+        """Normed hidden states [batch, rows, hidden]."""
+        positions = torch.arange(ids.shape[1])
         cos, sin = rotary_tables(positions, self.geometry.head_size, self.geometry.rope_theta)
         x = self.embed_tokens(ids)
-        tapped: dict[int, Tensor] = {}
-        for index, layer in enumerate(self.layers):
-            x = layer(x, cos, sin, cache, index)
-            if index in taps:
-                tapped[index] = x
-        if cache is not None:
-            cache.length += ids.shape[1]
-        features = torch.cat([tapped[index] for index in taps], dim=-1) if taps else None
-        return self.norm(x), features
+        for layer in self.layers:
+            x = layer(x, cos, sin)
+        return self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores over the vocabulary."""

@@ -95,7 +95,7 @@ class Windows:
 def next_token_loss(model: Target, ids: Tensor) -> Tensor:
     """Mean nats a token; matrix products in BF16."""
     with torch.autocast("cpu", torch.bfloat16):
-        hidden, _ = model(ids[:, :-1])
+        hidden = model(ids[:, :-1])
         logits = model.logits(hidden)
     return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
 
