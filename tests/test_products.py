@@ -26,6 +26,16 @@ def test_a_row_alike(weights: str) -> None:
     assert run.returncode == 0, run.stdout + run.stderr
 
 
+@pytest.mark.parametrize("weights", ["q8_0", "q5_0"])
+def test_many_rows(weights: str) -> None:
+    run = subprocess.run(
+        [PRODUCTS, weights, "many"], capture_output=True, text=True, timeout=120, check=False
+    )
+    if run.returncode == REFUSED:
+        pytest.skip(f"no product of {weights} for this processor")
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
 def test_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYDFLASH2_CPU_KERNELS", "off")
     assert subprocess.run([PRODUCTS, "q8_0"], timeout=120, check=False).returncode == REFUSED

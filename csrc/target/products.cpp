@@ -15,27 +15,16 @@
 namespace pd2 {
 namespace {
 
-constexpr std::align_val_t panel_alignment{64};
+constexpr std::align_val_t memory_alignment{64};
 
 struct Free {
-    void operator()(void * memory) const { ::operator delete(memory, panel_alignment); }
+    void operator()(void * memory) const { ::operator delete(memory, memory_alignment); }
 };
-
-// Memory of this thread that grows to the largest panel and stays.
-void * panel_memory(size_t bytes) {
-    thread_local std::unique_ptr<void, Free> memory;
-    thread_local size_t                      size = 0;
-    if (size < bytes) {
-        memory.reset(::operator new(bytes, panel_alignment));
-        size = bytes;
-    }
-    return memory.get();
-}
 
 void multiply(const ProductKernel & kernel, int64_t m, int64_t n, int64_t k, const void * a, int64_t lda,
               const void * b, int64_t ldb, float * c, int64_t ldc) {
     const int64_t panels = (n + most_rows - 1) / most_rows;
-    void *        panel  = panel_memory(kernel.panel_bytes * k);
+    void *        panel  = product_memory(kernel.panel_bytes * k);
     for (int64_t i = 0; i < panels; ++i) {
         const int64_t row  = n * i / panels;  // nine rows as five and four, not as eight and one
         const int     rows = static_cast<int>(n * (i + 1) / panels - row);
@@ -45,15 +34,6 @@ void multiply(const ProductKernel & kernel, int64_t m, int64_t n, int64_t k, con
 }
 
 #ifdef PD2_X86_PRODUCTS
-bool wanted() {
-    const char * kernels = std::getenv("PYDFLASH2_CPU_KERNELS");
-    return !kernels || std::strcmp(kernels, "off") != 0;
-}
-
-bool runs_here() {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-}
-
 std::vector<char> example(ggml_type type, int64_t rows, int64_t k, double step) {
     std::vector<float> values(rows * k);
     for (size_t i = 0; i < values.size(); ++i) {
@@ -87,7 +67,7 @@ bool agrees(const ProductKernel & kernel) {
 
 std::vector<const ProductKernel *> usable() {
     std::vector<const ProductKernel *> kernels;
-    if (wanted() && runs_here()) {
+    if (products_run_here()) {
         for (const ProductKernel * kernel :
              {&q8_0_product, &q5_0_product, &q6_k_product, &q5_k_product, &q4_k_product}) {
             if (agrees(*kernel)) {
@@ -114,6 +94,28 @@ const ProductKernel * find(ggml_type weights, ggml_type rows) {
 }
 
 }  // namespace
+
+// It grows to the largest that was asked for, and stays.
+void * product_memory(size_t bytes) {
+    thread_local std::unique_ptr<void, Free> memory;
+    thread_local size_t                      size = 0;
+    if (size < bytes) {
+        memory.reset(::operator new(bytes, memory_alignment));
+        size = bytes;
+    }
+    return memory.get();
+}
+
+#ifdef PD2_X86_PRODUCTS
+bool products_run_here() {
+    static const bool yes = [] {
+        const char * kernels = std::getenv("PYDFLASH2_CPU_KERNELS");
+        return !(kernels && std::strcmp(kernels, "off") == 0) && __builtin_cpu_supports("avx2") &&
+               __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    }();
+    return yes;
+}
+#endif
 
 bool multiply_rows(int ith, int nth, int64_t m, int64_t n, int64_t k, const void * a, int64_t lda, const void * b,
                    int64_t ldb, float * c, int64_t ldc, ggml_type type_a, ggml_type type_b) {

@@ -31,7 +31,11 @@ struct ProductKernel {
                      int64_t ldc);
 };
 
+void * product_memory(size_t bytes);  // of this thread, aligned to 64 bytes; its content is lost at the next call
+
 #ifdef PD2_X86_PRODUCTS
+bool products_run_here();  // this processor has the instructions, and the user has not refused them
+
 extern const ProductKernel q4_k_product, q5_k_product, q6_k_product, q5_0_product, q8_0_product;
 
 // Lanes are added up in ggml's order: i and i + 4, then i and i + 2, then the last two.

@@ -12,6 +12,7 @@
 #include "llama_streams.h"
 #include "log.h"
 #include "model_check.h"
+#include "product_threads.h"
 
 namespace pd2 {
 
@@ -49,7 +50,8 @@ class LlamaStreams : public Streams {
   public:
     LlamaStreams(const StreamsOf & target, int32_t n, int32_t size)
         : n_vocab_(llama_vocab_n_tokens(llama_model_get_vocab(&target.model))),
-          batch_size_(std::min(std::max({target.batch_size, n, kMinBatch}), n * size)) {
+          batch_size_(std::min(std::max({target.batch_size, n, kMinBatch}), n * size)),
+          threads_(target.n_threads, Products::fast) {
         llama_context_params params = llama_context_default_params();
         params.n_ctx                = static_cast<uint32_t>(n) * GGML_PAD(static_cast<uint32_t>(size), 256);
         params.n_seq_max            = static_cast<uint32_t>(n);
@@ -79,6 +81,7 @@ class LlamaStreams : public Streams {
                  reason.c_str());
         }
         check_graph(context_->get_gf_res_reserve()->get_gf(), target.devices, target.params.path);
+        llama_attach_threadpool(context_.get(), threads_.get(), nullptr);
         batch_ = llama_batch_init(batch_size_, 0, 1);
         clear_all();
     }
@@ -128,6 +131,7 @@ class LlamaStreams : public Streams {
 
     const int32_t     n_vocab_;
     const int32_t     batch_size_;
+    ProductThreads    threads_;  // before the context, which computes with them
     llama_context_ptr context_;
     llama_batch       batch_  = {};
     const float *     logits_ = nullptr;

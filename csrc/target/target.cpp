@@ -9,7 +9,6 @@
 #include "error.h"
 #include "fork.h"
 #include "grammar.h"
-#include "invariant.h"
 #include "llama-context.h"
 #include "llama-cpp.h"
 #include "llama-ext.h"
@@ -19,6 +18,7 @@
 #include "log.h"
 #include "model_check.h"
 #include "model_file.h"
+#include "product_threads.h"
 #include "taps.h"
 #include "vocabulary.h"
 
@@ -157,7 +157,7 @@ class LlamaTarget : public Target {
     int32_t             max_outputs_  = 0;
     bool                has_states_   = false;  // memory that cannot drop tokens but by snapshots
 
-    std::unique_ptr<InvariantThreads> invariant_threads_;  // before the context, which computes with them
+    std::unique_ptr<ProductThreads> threads_;  // before the context, which computes with them
 
     Taps                   taps_;  // before the context, which holds a pointer to it
     llama_context_ptr      context_;
@@ -297,10 +297,10 @@ void LlamaTarget::create_context(int32_t max_rollback, bool with_callback) {
     check_graph(context_->get_gf_res_reserve()->get_gf(), devices(), params_.path);
     treat_rows_alike();
     if (params_.batch_invariant) {
-        if (!invariant_threads_) {
-            invariant_threads_ = std::make_unique<InvariantThreads>(n_threads_);
+        if (!threads_) {
+            threads_ = std::make_unique<ProductThreads>(n_threads_, Products::alike);
         }
-        llama_attach_threadpool(context_.get(), invariant_threads_->get(), nullptr);
+        llama_attach_threadpool(context_.get(), threads_->get(), nullptr);
     }
     if (memory() == nullptr) {
         fail(PD2_ERROR_MODEL_FILE, "the target '%s' (architecture %s) has no cache, so it cannot generate text",
