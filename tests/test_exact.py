@@ -232,10 +232,10 @@ def test_without_exact_every_width_is_used_and_the_figure_told(
 ) -> None:
     checked(monkeypatch, [0.0, 0.1, 0.0, 0.25, 0.2, 0.2, 0.125])
     with load(*tiny.pair("chain")) as engine:
-        stats = engine.generate(PROMPT, max_tokens=60).stats
+        stats = engine.generate(PROMPT, max_tokens=60, max_draft_tokens=7).stats
         assert stats.max_draft_tokens == 7
         assert stats.drafting == "on"
-        assert stats.logit_difference in (0.125, 0.2, 0.25)
+        assert stats.logit_difference in (0.125, 0.2, 0.25)  # the last drafts may be narrower
         assert engine.generate(PROMPT, max_tokens=60, max_draft_tokens=1).stats.logit_difference == 0.0
         assert "logit_difference" in stats.as_dict()
 
