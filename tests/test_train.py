@@ -113,6 +113,9 @@ def test_a_run_that_is_broken_off_goes_on(
     _, said = train(options(target, tmp_path / "broken", steps=6))
     assert any("goes on after step 3" in line for line in said)
     assert weights(tmp_path / "broken") == weights(tmp_path / "whole")
+    result, _ = train(options(target, tmp_path / "broken", steps=6))  # run again: nothing is left to do
+    assert [row.step for row in result.figures.held_out] == [0, 6]
+    assert weights(tmp_path / "broken") == weights(tmp_path / "whole")
 
 
 def test_one_text_is_learnt_to_the_last_token(

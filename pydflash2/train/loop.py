@@ -132,8 +132,9 @@ class Loop:
             if since_save >= 60 * settings.save_every:
                 since_save = 0.0
                 self.save()
-        self._look(looked)
-        self.save()
+        if self.figures.held_out[-1].step < state.step:  # not where a finished run is run again
+            self._look(looked)
+            self.save()
         return "its time was over" if settings.steps is None else "all steps were done"
 
     def _stale(self) -> int:
