@@ -8,6 +8,7 @@ import tempfile
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ torch = pytest.importorskip("torch")
 
 from checkpoints import CONFIG_2  # noqa: E402
 from pydflash2.convert.config import HeadConfig  # noqa: E402
+from pydflash2.errors import OutOfMemoryError  # noqa: E402
 from pydflash2.train import plan  # noqa: E402
 from pydflash2.train.batches import Batches, BatchSettings  # noqa: E402
 from pydflash2.train.codebooks import Codebooks  # noqa: E402
@@ -222,3 +224,14 @@ def test_a_plan_counts_what_grows() -> None:
     assert many.features == 10
     assert math.isclose(small.memory, small.weights + small.output_rows + small.logits + small.activations)
     assert plan.size(2.5e9) == "2.5 GB"
+
+
+def test_features_that_are_there_are_room_for_features(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs = plan.plan(Head(config()), BatchSettings(1, 8), 100, 50, 1, 1000)
+    monkeypatch.setattr(plan.shutil, "disk_usage", lambda folder: SimpleNamespace(free=400))
+    with pytest.raises(OutOfMemoryError, match=r"features take 1 kB, but .* has 0 kB free"):
+        plan.check(needs, torch.device("cpu"), tmp_path)
+    (tmp_path / "features-00000.safetensors").write_bytes(bytes(700))
+    plan.check(needs, torch.device("cpu"), tmp_path)

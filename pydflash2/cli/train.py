@@ -188,7 +188,12 @@ _TRAINING = (
     ("--selector-weight", "selector_weight", float, "of its loss (default 1)"),
     ("--shortlist", "shortlist", int, "tokens the loss is over (default: 8192 where there are many more)"),
     ("--patience", "patience", int, "looks without a better head (default 12; 0: no end)"),
-    ("--look-every", "look_every", float, "minutes between looks at the held-out texts (default 2)"),
+    (
+        "--look-every",
+        "look_every",
+        float,
+        "minutes between looks at held-out texts (default 2; shorter in a short run)",
+    ),
     ("--measure-every", "every", float, "minutes between real rounds in the engine (default 5)"),
     ("--threads", "n_threads", int, "CPU threads (default: one a core)"),
     ("--n-gpu-layers", "n_gpu_layers", int, "of the target (default: all)"),

@@ -23,6 +23,8 @@ from pydflash2.train.optimisers import OptimiserSettings
 from pydflash2.train.replicas import Replicas, n_replicas
 
 _MOST_BAD_STEPS = 10  # one after the other
+_LOOK_EVERY = 2.0  # minutes
+_FEWEST_LOOKS = 12  # in a run
 
 
 class TrainingError(PyDFlash2Error):
@@ -36,14 +38,15 @@ class LoopSettings:
     minutes: of training, measuring apart; the learning rate follows the clock. steps: instead of minutes;
         two runs with one seed then give the same head.
     parts: batches a step's gradient is the mean of.
-    look_every, save_every: minutes between held-out figures, and between checkpoints.
+    look_every, save_every: minutes between held-out figures (None: 2, in a short run less), and between
+    checkpoints.
     patience: looks without a better head after which training ends; 0: never.
     """
 
     minutes: float | None = 60.0
     steps: int | None = None
     parts: int = 2
-    look_every: float = 2.0
+    look_every: float | None = None
     save_every: float = 2.0
     patience: int = 12
 
@@ -55,7 +58,8 @@ class LoopSettings:
         if self.steps is not None:
             arguments.integer("steps", self.steps, 1)
         arguments.integer("accumulate", self.parts, 1)
-        arguments.number("look_every", self.look_every, 1e-3)
+        if self.look_every is not None:
+            arguments.number("look_every", self.look_every, 1e-3)
         arguments.integer("patience", self.patience, 0)
 
 
@@ -68,6 +72,13 @@ class State:
     tokens: int = 0  # labels trained on
     best: float = -math.inf  # path length of the best head
     best_step: int = -1
+
+
+def _looks_apart(settings: LoopSettings) -> float:
+    """Minutes."""
+    if settings.look_every is not None:
+        return settings.look_every
+    return _LOOK_EVERY if settings.minutes is None else min(_LOOK_EVERY, settings.minutes / _FEWEST_LOOKS)
 
 
 class Loop:
@@ -114,6 +125,7 @@ class Loop:
         """
         settings, state = self.settings, self.state
         since_look = since_save = 0.0
+        pause = 60 * _looks_apart(settings)
         if not self.figures.held_out:
             self._look(looked)
         while self.progress < 1:
@@ -123,7 +135,7 @@ class Loop:
             state.seconds += spent
             since_look, since_save = since_look + spent, since_save + spent
             tick(state, self.progress)
-            if since_look >= 60 * settings.look_every and self.progress < 1:
+            if since_look >= pause and self.progress < 1:
                 since_look = 0.0
                 self._look(looked)
                 if settings.patience and self._stale() >= settings.patience:

@@ -88,11 +88,17 @@ class Losses(NamedTuple):
     covered: float  # share of positions whose token is among the best K
 
 
-def shortlist(texts: Texts, n_vocab: int, n: int | None) -> npt.NDArray[np.int64] | None:
-    """The tokens that the target wrote, or might have written, most often; None: all there are."""
+def shortlist_size(n_vocab: int, n: int | None) -> int:
+    """Tokens that a loss is over; n: as asked for, None: what suits the vocabulary."""
     if n is None:
         n = n_vocab if n_vocab <= _FULL_VOCABULARY else _SHORTLIST
-    if n >= n_vocab:
+    return min(n, n_vocab)
+
+
+def shortlist(texts: Texts, n_vocab: int, n: int | None) -> npt.NDArray[np.int64] | None:
+    """The tokens that the target wrote, or might have written, most often; None: all there are."""
+    n = shortlist_size(n_vocab, n)
+    if n == n_vocab:
         return None
     counts = np.zeros(n_vocab)
     for text in texts.training:

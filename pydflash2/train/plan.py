@@ -80,14 +80,17 @@ def plan(
 
 
 def check(plan: Plan, device: torch.device, folder: Path) -> None:
-    """Raises `OutOfMemoryError` with the numbers where the plan can't be carried out."""
+    """Raises `OutOfMemoryError` with the numbers where the plan can't be carried out.
+
+    folder: of the features; what an earlier run has left there counts as free.
+    """
     room = memory_of(device)
     if room is not None and plan.memory > room:
         raise OutOfMemoryError(
             f"training needs {plan}, but {device} has {size(room)}: take fewer --anchors, a smaller "
             "--shortlist or fewer --layers"
         )
-    free = shutil.disk_usage(folder).free
+    free = shutil.disk_usage(folder).free + sum(file.stat().st_size for file in folder.glob("*"))
     if plan.features > free:
         raise OutOfMemoryError(
             f"the features take {size(plan.features)}, but {folder} has {size(free)} free: give a lower "

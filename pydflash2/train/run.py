@@ -33,11 +33,11 @@ from pydflash2.native import TAPS, NativeEngine
 from pydflash2.train import card, checkpoint, devices, geometry, measure, picture, plan, report, start
 from pydflash2.train.batches import Batches
 from pydflash2.train.codebooks import Codebooks
-from pydflash2.train.features import Features
+from pydflash2.train.features import Features, estimate
 from pydflash2.train.figures import Figures, HeldOut, On
 from pydflash2.train.head import Head
 from pydflash2.train.loop import Loop, State
-from pydflash2.train.objective import Objective, Vocabulary, shortlist
+from pydflash2.train.objective import Objective, Vocabulary, shortlist, shortlist_size
 from pydflash2.train.options import Options
 from pydflash2.train.prompts import read_prompts
 from pydflash2.train.replicas import n_replicas
@@ -103,9 +103,10 @@ class _Run:
         self.device = devices.chosen(options.device)
         self.precision = devices.precision(options.precision, self.device)
         self.data_folder = options.out / "data"
+        self.features_folder = self.data_folder / "features"
         self.work_folder = options.out / "training"
         self.before: dict[str, torch.Tensor] | None = None  # the whole head that --init names
-        for folder in (self.data_folder, self.work_folder):
+        for folder in (self.features_folder, self.work_folder):
             folder.mkdir(parents=True, exist_ok=True)
         if options.init is not None:
             if options.geometry:
@@ -120,6 +121,7 @@ class _Run:
         options = self.options
         with ExitStack() as stack:
             self._claim(stack)
+            self._plan()
             engine = NativeEngine(
                 self.target_file,
                 None,
@@ -151,6 +153,25 @@ class _Run:
                 f"another pydflash2 train is at work in {self.options.out}: let it end, or name another "
                 "folder"
             ) from None
+
+    def _plan(self) -> None:
+        """Says what the run will need, before anything is computed. Raises `OutOfMemoryError`."""
+        options, data = self.options, self.options.data
+        n_vocab = self.target.vocabulary.size
+        n_listed = shortlist_size(n_vocab, options.objective.shortlist)
+        n_rows = min(n_vocab, n_listed + options.objective.negatives)
+        tokens = min(data.n_tokens or 0, 2**40) * (1 + np.mean(data.prompt_sizes) / data.new_tokens)
+        features = estimate(int(tokens), len(self.config.taps), self.config.n_embd)
+        needs = plan.plan(
+            Head(Codebooks(self.config, np.arange(n_listed)).trained),
+            options.batch,
+            n_rows,
+            self._room(),
+            n_replicas(self.device, options.n_threads, options.loop.parts),
+            min(features, data.feature_budget),
+        )
+        self.say(str(needs))
+        plan.check(needs, self.device, self.features_folder)
 
     # ---- data ----
 
@@ -224,7 +245,7 @@ class _Run:
             engine,
             texts,
             width,
-            self.data_folder / "features",
+            self.features_folder,
             self.options.data.feature_budget,
             {"target": [size, digest], "taps": self.config.taps},
         )
@@ -273,17 +294,6 @@ class _Run:
             options.batch,
             options.seed,
         )
-        needs = plan.plan(
-            head,
-            options.batch,
-            len(vocabulary.rows.tokens),
-            max(len(text.tokens) for text in everything),
-            n_replicas(device, options.n_threads, options.loop.parts),
-            0,
-        )
-        self.say(str(needs))
-        plan.check(needs, device, options.out)
-
         figures = self.options.out / "figures.json"
         found = Figures.read(figures) if figures.is_file() else Figures()
         found.settings = self._settings(head)
