@@ -59,6 +59,7 @@ class Measured:
     plain_tokens_per_second: float | None = None
     speed_up: float | None = None  # the median of the texts' own ratios
     automatic_length: float | None = None  # mean acceptance length at automatic width
+    length_with_loops: float | None = None  # mean acceptance length of whole texts, their loops included
 
 
 @dataclass

@@ -55,7 +55,12 @@ class Pair:
         ) as engine:
             assert engine.block_size is not None
             width = engine.block_size - 1
-            accepted = [n for prompt in prompts for n in rounds(engine, prompt, max_tokens, width)]
+            whole: list[int] = []
+            accepted: list[int] = []
+            for prompt in prompts:
+                found, n_before_loop = rounds(engine, prompt, max_tokens, width)
+                whole += found
+                accepted += found[:n_before_loop]
             counts = np.array(accepted) if accepted else np.zeros(1)
             measured = Measured(
                 step,
@@ -64,6 +69,7 @@ class Pair:
                 len(prompts),
                 1 + float(counts.mean()),
                 [float((counts >= place).mean()) for place in range(1, width + 1)],
+                length_with_loops=1 + float(np.mean(whole)) if whole else 1.0,
             )
             if not timed:
                 return measured
@@ -77,8 +83,10 @@ class Pair:
         )
 
 
-def rounds(engine: pydflash2.Engine, prompt: Sequence[int], max_tokens: int, width: int) -> list[int]:
-    """Accepted drafts of each round of a greedy text, up to where it begins to repeat itself."""
+def rounds(
+    engine: pydflash2.Engine, prompt: Sequence[int], max_tokens: int, width: int
+) -> tuple[list[int], int]:
+    """Accepted drafts of each round of a greedy text; and how many rounds end before it repeats itself."""
     tokens, ends, accepted = [engine.prefill(list(prompt))], [], []
     finished = False
     while len(tokens) < max_tokens and not finished:
@@ -88,7 +96,7 @@ def rounds(engine: pydflash2.Engine, prompt: Sequence[int], max_tokens: int, wid
         accepted.append(verdict.n_accepted)
         finished = verdict.finished
     start = loop_start(tokens)
-    return [n for n, end in zip(accepted, ends, strict=True) if end <= start]
+    return accepted, sum(end <= start for end in ends)
 
 
 def speed(engine: pydflash2.Engine, prompts: Sequence[Sequence[int]], max_tokens: int) -> Speed:

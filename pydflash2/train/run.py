@@ -71,7 +71,7 @@ class Result:
                 positions = " ".join(f"{share:.2f}" for share in row.acceptance_by_position)
                 lines.append(
                     f"{on + ' prompts:':17} mean acceptance length {row.mean_acceptance_length:.2f} "
-                    f"({row.texts} texts); by position {positions}"
+                    f"({row.length_with_loops:.2f} with loops, {row.texts} texts); by position {positions}"
                 )
                 if row.speed_up is not None:
                     lines.append(
@@ -414,6 +414,7 @@ class _Run:
             "steps": loop.state.step,
             "minutes of training": loop.state.seconds / 60,
             "mean acceptance length, held out": figures.on("held out")[-1].mean_acceptance_length,
+            "the same with loops": figures.on("held out")[-1].length_with_loops,
             "mean acceptance length, training prompts": figures.on("training")[-1].mean_acceptance_length,
             "speed-up": figures.on("held out")[-1].speed_up,
         }
