@@ -74,19 +74,17 @@ class _Right:
         tokens = vocabulary.rows.tokens
         likeliest = tokens[logits.argmax(-1)]
         assert head.config.top_k is not None and head.candidate_selector is not None
-        best, rows = logits.topk(head.config.top_k, dim=-1)
-        candidates, hidden = tokens[rows], hidden.float()
-        scores = head.candidate_selector.scores
+        hidden = hidden.float()
         before = vocabulary.codebook_rows(vocabulary.row_of[blocks.tokens[..., :-1]])
-        forced = scores(hidden, best, before, rows).argmax(-1, keepdim=True)
-        previous, path = before[..., 0], []
-        for row in range(gold.shape[-1]):
-            choice = scores(hidden[..., row, :], best[..., row, :], previous, rows[..., row, :])
-            previous = rows[..., row, :].gather(-1, choice.argmax(-1, keepdim=True))[..., 0]
-            path.append(tokens[previous])
+        # Tokens go by their rows here, as the codebooks do.
+        path, rows = head.choose(
+            hidden, logits, before[..., 0], torch.arange(len(tokens), device=tokens.device)
+        )
+        forced = head.candidate_selector.scores(hidden, logits.gather(-1, rows), before, rows)
+        candidates = tokens[rows]
         return cls(
             likeliest == gold,
-            candidates.gather(-1, forced)[..., 0] == gold,
+            candidates.gather(-1, forced.argmax(-1, keepdim=True))[..., 0] == gold,
             (candidates == gold[..., None]).any(-1),
-            torch.stack(path, -1) == gold,
+            tokens[path] == gold,
         )
