@@ -235,7 +235,7 @@ class _Run:
             "greedy loops, cut": texts.n_greedy_loops,
             "sampled loops, cut": texts.n_sampled_loops,
             "dropped as too short": texts.n_dropped,
-            "seconds of writing in this run": perf_counter() - begin,
+            "seconds of writing": perf_counter() - begin,
         }
 
     def _features(self, engine: NativeEngine, texts: Sequence[Text]) -> Features:
@@ -297,7 +297,8 @@ class _Run:
         figures = self.options.out / "figures.json"
         found = Figures.read(figures) if figures.is_file() else Figures()
         found.settings = self._settings(head)
-        found.data = {**found.data, **writing}
+        earlier = found.data.get("seconds of writing", 0.0)  # of runs that were broken off
+        found.data = {**writing, "seconds of writing": earlier + writing["seconds of writing"]}
         held_out = batches.held_out(range(n_training, len(everything)))
         loop = Loop(
             head,
