@@ -310,7 +310,7 @@ def test_only_what_exists_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
     text = capsys.readouterr().out
-    commands = ["generate", "convert", "inspect", "doctor", "calibrate", "bench"]
+    commands = ["generate", "convert", "inspect", "doctor", "calibrate", "bench", "train"]
     assert re.findall(r"^    (\w+)\b", text, re.MULTILINE) == commands
 
 
