@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pydflash2.train.figures import HeldOut
 from pydflash2.train.head import Head
-from pydflash2.train.objective import Blocks, Objective
+from pydflash2.train.objective import Blocks, Objective, Vocabulary
 
 
 @torch.no_grad()
@@ -25,9 +25,10 @@ def evaluate(
     blocks_seen = accepted = 0.0
     for blocks in batches:
         blocks = blocks.to(device)
-        made = objective(head, blocks)
+        hidden, logits = objective.forward(head, blocks)
+        made = objective.losses(head, blocks, hidden, logits)
         losses += torch.tensor([made.unary, made.selector]) / len(batches)
-        right = _Right.of(head, objective, blocks)
+        right = _Right.of(head, objective.vocabulary, blocks, hidden, logits)
         for total, one in zip(
             (valid, unary, selector, recall),
             (blocks.valid, right.unary, right.selector, right.recall),
@@ -61,16 +62,9 @@ class _Right:
     path: Tensor
 
     @classmethod
-    def of(cls, head: Head, objective: Objective, blocks: Blocks) -> _Right:
-        vocabulary = objective.vocabulary
+    def of(cls, head: Head, vocabulary: Vocabulary, blocks: Blocks, hidden: Tensor, logits: Tensor) -> _Right:
         gold = blocks.tokens[..., 1:]
-        ids = torch.full_like(blocks.tokens, head.config.mask_token)
-        ids[..., 0] = blocks.tokens[..., 0]
-        with torch.autocast(
-            blocks.features.device.type, torch.bfloat16, enabled=objective.precision == torch.bfloat16
-        ):
-            hidden = head(blocks.features, objective.tables.embed(ids), blocks.anchors)
-            logits = vocabulary.rows.logits(hidden)[..., : vocabulary.n_listed].float()
+        logits = logits[..., : vocabulary.n_listed]
         tokens = vocabulary.rows.tokens
         likeliest = tokens[logits.argmax(-1)]
         assert head.config.top_k is not None and head.candidate_selector is not None

@@ -196,16 +196,23 @@ class Objective:
         self.precision = precision
 
     def __call__(self, head: Head, blocks: Blocks) -> Losses:
-        settings, vocabulary = self.settings, self.vocabulary
+        return self.losses(head, blocks, *self.forward(head, blocks))
+
+    def forward(self, head: Head, blocks: Blocks) -> tuple[Tensor, Tensor]:
+        """Hidden states [batch, n_anchors, n, n_embd] and logits [batch, n_anchors, n, n_rows] of blocks."""
         device = blocks.features.device
         ids = torch.full_like(blocks.tokens, head.config.mask_token)
         ids[..., 0] = blocks.tokens[..., 0]
         embedded = self.tables.embed(ids)
         with torch.autocast(device.type, torch.bfloat16, enabled=self.precision == torch.bfloat16):
-            hidden = head(blocks.features, embedded, blocks.anchors)  # [batch, n_anchors, n, n_embd]
-            logits = vocabulary.rows.logits(hidden)  # [batch, n_anchors, n, n_rows]
-        logits = logits.float()
+            hidden = head(blocks.features, embedded, blocks.anchors)
+            logits = self.vocabulary.rows.logits(hidden)
+        return hidden, logits.float()
 
+    def losses(self, head: Head, blocks: Blocks, hidden: Tensor, logits: Tensor) -> Losses:
+        """Of what `forward` gave."""
+        settings, vocabulary = self.settings, self.vocabulary
+        device = blocks.features.device
         labels, shares = target_shares(blocks, settings.teacher)
         rows = vocabulary.row_of[labels]
         shares = shares * (rows >= 0)
