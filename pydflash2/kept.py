@@ -69,6 +69,12 @@ def file_identity(path: Path) -> list[Any]:
     return [stat.st_size, stat.st_mtime_ns, digest.hexdigest()]
 
 
+def content_identity(path: Path) -> list[Any]:
+    """Of a file that may be moved and touched: `file_identity` without the time."""
+    size, _, digest = file_identity(path)
+    return [size, digest]
+
+
 def folder(kind: str) -> Path:
     """kind: what is kept there, "rows" or "costs". RuntimeError without a home folder."""
     if os.environ.get("XDG_CACHE_HOME"):

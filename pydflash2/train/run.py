@@ -28,7 +28,7 @@ from pydflash2.convert.run import convert
 from pydflash2.convert.target import Target
 from pydflash2.errors import EngineBusyError
 from pydflash2.gguf_file import GGUFFile
-from pydflash2.kept import file_identity
+from pydflash2.kept import content_identity
 from pydflash2.native import TAPS, NativeEngine
 from pydflash2.train import card, checkpoint, devices, geometry, measure, picture, plan, report, start
 from pydflash2.train.batches import Batches
@@ -240,14 +240,13 @@ class _Run:
 
     def _features(self, engine: NativeEngine, texts: Sequence[Text]) -> Features:
         width = len(self.config.taps) * self.config.n_embd
-        size, _, digest = file_identity(self.target_file)
         features = Features(
             engine,
             texts,
             width,
             self.features_folder,
             self.options.data.feature_budget,
-            {"target": [size, digest], "taps": self.config.taps},
+            {"target": content_identity(self.target_file), "taps": self.config.taps},
         )
         rest = len(texts) - features.n_stored
         more = f"; those of {rest:,} texts are computed anew each time" if rest else ""

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pydflash2.kept import file_identity
+from pydflash2.kept import content_identity
 from pydflash2.train.files import remove_parts, write_beside
 
 log = logging.getLogger("pydflash2")
@@ -106,8 +106,7 @@ class Texts:
 
 def manifest_of(target: Path, prompts_digest: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """What texts depend on. The target's file may be moved: its size and a digest of samples tell it."""
-    size, _, digest = file_identity(target)
-    return {"format": FORMAT, "target": [size, digest], "prompts": prompts_digest, **settings}
+    return {"format": FORMAT, "target": content_identity(target), "prompts": prompts_digest, **settings}
 
 
 class TextStore:
