@@ -24,12 +24,10 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> argparse
         "train",
         help="train a head for a target that has none",
         description="Train a DFlash 2 head for any GGUF target: the target continues the prompts, and a head "
-        "learns to "
-        "foresee what it writes. The folder that --out names gets the checkpoint in the published layout "
-        "(config.json, model.safetensors), head.gguf, a model card, a report with curves, and "
-        "every figure as JSON. "
-        "The same command goes on where an earlier one was broken off. Needs PyTorch: pip install "
-        "'pydflash2[train]'.",
+        "learns to foresee what it writes. The folder that --out names gets the checkpoint in the published "
+        "layout (config.json, model.safetensors), head.gguf, a model card, a report with curves, and every "
+        "figure as JSON. The same command goes on where an earlier one was broken off. Needs PyTorch: pip "
+        "install 'pydflash2[train]'.",
     )
     parser.add_argument(
         "--target",
@@ -46,8 +44,7 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> argparse
         required=True,
         metavar="PATH",
         help="a .txt with one prompt a line, a .jsonl with {prompt}, {text} or {messages}, a document, "
-        "or a folder of "
-        "documents; may be repeated",
+        "or a folder of documents; may be repeated",
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of all that is made")
     parser.add_argument(

@@ -14,7 +14,6 @@ from pydflash2.train.batches import BatchSettings
 from pydflash2.train.head import Head
 
 _FLOAT = 4  # bytes
-_BFLOAT = 2
 _LOGIT_COPIES = 4  # logits, corrected, their exponentials, their gradient
 
 

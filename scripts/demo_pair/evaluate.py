@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 import pydflash2
-from pydflash2.loops import loop_start
+from pydflash2.train.measure import rounds
 
 NEW_TOKENS = 128
 CHARACTERS = 12  # that a token has at most, on average
@@ -52,13 +52,8 @@ def evaluate(target: Path, head: Path, folder: Path, seed: int, count: int = 160
         for context in (96, 24):
             texts = []
             for prompt in definition_prompts(engine, documents, count, context, seed):
-                tokens, accepted, finished = [engine.prefill(prompt)], [], False
-                while len(tokens) < NEW_TOKENS and not finished:
-                    verdict = engine.verify(engine.draft(width))
-                    tokens += verdict.tokens
-                    accepted.append(verdict.n_accepted)
-                    finished = verdict.finished
-                texts.append((loop_start(tokens) < len(tokens), accepted))
+                accepted, n_before_loop = rounds(engine, prompt, NEW_TOKENS, width)
+                texts.append((n_before_loop < len(accepted), accepted))
             looping = sum(loops for loops, _ in texts)
             print(f"held-out, {len(texts)} prompts of {context} tokens, greedy, {looping} texts loop")
             for label, keep in (("without loops", False), ("with loops", True)):
