@@ -103,7 +103,9 @@ class Loop:
         self.checkpoint = checkpoint
         self.device = next(head.parameters()).device
         self.replicas = Replicas(head, n_replicas(self.device, n_threads, settings.parts))
-        self.optimisers = optimisers.optimisers(head, optimiser_settings, len(self.replicas.copies))
+        self.optimisers = optimisers.optimisers(
+            head, optimiser_settings, len(self.replicas.copies), objective.precision
+        )
         self.state = State()
         self.best_weights: dict[str, torch.Tensor] = {}
         self._recent: list[Losses] = []

@@ -53,11 +53,11 @@ def rate_share(progress: float, settings: OptimiserSettings) -> float:
     return settings.floor + (1 - settings.floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, along)))
 
 
-def orthogonalised(matrix: Tensor) -> Tensor:
-    """The nearest matrix with singular values of about 1, by Newton and Schulz's iteration; in F32 on a CPU,
-    whose products of BF16 are slow, else in BF16."""
+def orthogonalised(matrix: Tensor, precision: torch.dtype = torch.float32) -> Tensor:
+    """The nearest matrix with singular values of about 1, by Newton and Schulz's iteration, whose products are
+    made in `precision`."""
     a, b, c = _COEFFICIENTS
-    x = matrix.float() if matrix.device.type == "cpu" else matrix.bfloat16()
+    x = matrix.to(precision)
     wide = x.shape[0] <= x.shape[1]
     x = x if wide else x.T
     x = x / (x.norm() + 1e-7)
@@ -71,8 +71,14 @@ class Muon(torch.optim.Optimizer):
     """Momentum whose update is orthogonalised, for matrices [rows, columns]."""
 
     def __init__(
-        self, parameters: Iterable[Tensor], lr: float, weight_decay: float, momentum: float = 0.95
+        self,
+        parameters: Iterable[Tensor],
+        lr: float,
+        weight_decay: float,
+        momentum: float = 0.95,
+        precision: torch.dtype = torch.float32,
     ) -> None:
+        self.precision = precision
         super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
 
     @torch.no_grad()
@@ -87,15 +93,18 @@ class Muon(torch.optim.Optimizer):
                     state["momentum"] = torch.zeros_like(parameter)
                 momentum, gradient = state["momentum"], parameter.grad
                 momentum.lerp_(gradient, 1 - group["momentum"])
-                update = orthogonalised(gradient.lerp(momentum, group["momentum"]))
+                update = orthogonalised(gradient.lerp(momentum, group["momentum"]), self.precision)
                 rows, columns = parameter.shape
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
                 parameter.add_(update, alpha=-group["lr"] * math.sqrt(max(1.0, rows / columns)))
 
 
-def optimisers(head: Head, settings: OptimiserSettings, n_muon: int = 1) -> list[torch.optim.Optimizer]:
+def optimisers(
+    head: Head, settings: OptimiserSettings, n_muon: int = 1, precision: torch.dtype = torch.float32
+) -> list[torch.optim.Optimizer]:
     """For all parameters that want a gradient. Muon takes the layers' and fc's matrices, never codebooks; its
-    work is dealt out to `n_muon` optimisers, so that as many threads can step side by side.
+    work is dealt out to `n_muon` optimisers, so that as many threads can step side by side, and its products
+    are made in `precision`.
     """
     matrices: list[Tensor] = []
     others: list[Tensor] = []
@@ -112,7 +121,7 @@ def optimisers(head: Head, settings: OptimiserSettings, n_muon: int = 1) -> list
         torch.optim.AdamW(others, lr=settings.rate, betas=(0.9, 0.95), weight_decay=0.0)
     ]
     for part in _dealt_out(matrices, n_muon):
-        made.append(Muon(part, settings.muon_rate, settings.weight_decay))
+        made.append(Muon(part, settings.muon_rate, settings.weight_decay, precision=precision))
     for optimiser in made:
         for group in optimiser.param_groups:
             group["peak"] = group["lr"]
