@@ -89,6 +89,24 @@ function(pd2_broken_amx_flags result)
     set(${result} "${flags}" PARENT_SCOPE)
 endfunction()
 
+# llama.cpp's Vulkan back end names types that headers before 1.3.272 lack: then a header of ours is read before its sources, from
+# the user's cache, so that builds from any folder share archives.
+function(pd2_vulkan_flags result)
+    set(flags "")
+    if(GGML_VULKAN)
+        find_package(Vulkan QUIET)
+        if(Vulkan_VERSION AND Vulkan_VERSION VERSION_LESS 1.3.272)
+            set(header ${PROJECT_SOURCE_DIR}/cmake/vulkan_layer_settings.h)
+            file(SHA256 ${header} digest)
+            string(SUBSTRING ${digest} 0 8 digest)
+            pd2_user_cache(cache)
+            configure_file(${header} ${cache}/vulkan_layer_settings-${digest}.h COPYONLY)
+            set(flags " -include ${cache}/vulkan_layer_settings-${digest}.h")
+        endif()
+    endif()
+    set(${result} "${flags}" PARENT_SCOPE)
+endfunction()
+
 # The settings llama.cpp is configured with, as an initial cache file: ours, then everything the user gave on CMake's
 # command line (CMAKE_ARGS): GGML_CUDA, GGML_NATIVE, CMAKE_CUDA_ARCHITECTURES, ...
 function(pd2_llama_cpp_settings result)
@@ -115,6 +133,8 @@ function(pd2_llama_cpp_settings result)
     pd2_broken_amx_flags(no_amx)
     string(APPEND own_c_flags "${no_amx}")
     string(APPEND own_cxx_flags "${no_amx}")
+    pd2_vulkan_flags(vulkan)
+    string(APPEND own_cxx_flags "${vulkan}")
     string(APPEND settings "set(CMAKE_C_FLAGS [==[${own_c_flags}]==] CACHE STRING \"\")\n"
                            "set(CMAKE_CXX_FLAGS [==[${own_cxx_flags}]==] CACHE STRING \"\")\n")
     foreach(name CMAKE_TOOLCHAIN_FILE CMAKE_OSX_ARCHITECTURES CMAKE_OSX_DEPLOYMENT_TARGET CMAKE_OSX_SYSROOT)

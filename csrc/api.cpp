@@ -14,6 +14,7 @@
 #include "speculation/speculator.h"
 #include "speculation/watch.h"
 #include "target/cpu.h"
+#include "target/devices.h"
 #include "target/fork.h"
 #include "target/json_schema.h"
 #include "target/log.h"
@@ -102,6 +103,50 @@ std::vector<int32_t> taps_read(const pd2_engine_params & params, int32_t n_layer
     return taps;
 }
 
+std::vector<ggml_backend_dev_t> devices_of(const pd2_engine_params & params) {
+    std::vector<ggml_backend_dev_t> devices;
+    for (int32_t i = 0; i < params.n_devices; ++i) {
+        for (ggml_backend_dev_t device : pd2::find_devices(params.devices[i])) {
+            if (!pd2::is_gpu(device) && params.n_devices > 1) {
+                pd2::fail(PD2_ERROR_ARGUMENT,
+                          "device names %s among others: the CPU takes what the others do not by itself, leave it out",
+                          ggml_backend_dev_name(device));
+            }
+            if (pd2::is_gpu(device) && std::find(devices.begin(), devices.end(), device) != devices.end()) {
+                pd2::fail(PD2_ERROR_ARGUMENT, "device names %s twice: give each device once",
+                          ggml_backend_dev_name(device));
+            }
+            if (pd2::is_gpu(device)) {
+                devices.push_back(device);
+            }
+        }
+    }
+    return devices;
+}
+
+// Preferred first, the CPU last.
+std::vector<ggml_backend_dev_t> head_devices(const pd2_engine_params & params, const pd2::Target & target) {
+    ggml_backend_dev_t device = target.device_for_head();
+    if (params.draft_device) {
+        const auto found = pd2::find_devices(params.draft_device);
+        if (found.size() != 1) {
+            pd2::fail(PD2_ERROR_ARGUMENT,
+                      "draft_device is '%.80s', which is %zu devices: a head runs on one, give that",
+                      params.draft_device, found.size());
+        }
+        device = found.front();
+        if (pd2::is_remote(device)) {
+            pd2::fail(PD2_ERROR_ARGUMENT,
+                      "draft_device is '%.80s': every draft would wait for the network, give a device of this machine",
+                      params.draft_device);
+        }
+    }
+    if (pd2::is_gpu(device)) {
+        return {device, pd2::cpu_device()};
+    }
+    return {pd2::cpu_device()};
+}
+
 void load(const pd2_engine_params & params, pd2_engine & engine) {
     if (!params.target_path) {
         pd2::fail(PD2_ERROR_ARGUMENT, "target_path is missing; give the target's GGUF file");
@@ -121,6 +166,7 @@ void load(const pd2_engine_params & params, pd2_engine & engine) {
     options.batch_size   = params.batch_size != 0 ? params.batch_size : 512;
     options.n_threads    = params.n_threads;
     options.n_gpu_layers = params.n_gpu_layers;
+    options.split        = params.split;
     options.kv_type      = cache_type(params.kv_type, "kv_type",
                                       {GGML_TYPE_F16, GGML_TYPE_F32, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q5_1,
                                        GGML_TYPE_Q5_0, GGML_TYPE_Q4_1, GGML_TYPE_Q4_0, GGML_TYPE_IQ4_NL});
@@ -137,6 +183,11 @@ void load(const pd2_engine_params & params, pd2_engine & engine) {
                   params.draft_vocabulary);
     }
     pd2::log_install();  // ggml's file reader logs too
+    pd2::fork_install();
+    pd2::fork_check();
+    options.devices_chosen = params.n_devices > 0;
+    options.devices        = devices_of(params);
+    options.device_shares.assign(params.device_shares, params.device_shares + params.n_device_shares);
 
     // Both files are read and compared before any weight of the head is.
     pd2::HeadParams head;
@@ -159,7 +210,8 @@ void load(const pd2_engine_params & params, pd2_engine & engine) {
     drafter.batch_size       = engine.target->batch_size();
     drafter.n_threads        = engine.target->n_threads();
     drafter.kv_type          = drafter_type;
-    drafter.devices          = engine.target->devices();
+    drafter.devices          = head_devices(params, *engine.target);
+    drafter.may_borrow       = engine.target->shares_whole();
     drafter.target_path      = options.path;
     drafter.ranked_tokens    = [&] { return engine.target->ranked_tokens(); };
     drafter.draft_vocabulary = params.draft_vocabulary;
@@ -326,8 +378,34 @@ pd2_status pd2_engine_head_info(const pd2_engine * engine, pd2_head_info * info)
         info->compute_bytes       = engine->drafter->compute_bytes();
         info->n_candidates        = engine->drafter->n_candidates();
         info->round_nodes         = engine->drafter->n_nodes();
+        info->round_splits        = engine->drafter->n_splits();
+        copy_text(info->device, ggml_backend_dev_name(engine->drafter->device()));
         std::copy(p.taps.begin(), p.taps.end(), info->taps);
     });
+}
+
+int32_t pd2_engine_head_tensors(const pd2_engine * engine, pd2_tensor_place * places, int32_t capacity) {
+    const auto found = engine->drafter ? engine->drafter->tensors() : std::vector<pd2::TensorPlace>();
+    for (size_t i = 0; i < found.size() && i < static_cast<size_t>(std::max(0, capacity)); ++i) {
+        places[i] = {};
+        copy_text(places[i].name, found[i].name);
+        copy_text(places[i].type, ggml_type_name(found[i].type));
+        copy_text(places[i].device, ggml_backend_dev_name(found[i].device));
+        places[i].bytes       = found[i].bytes;
+        places[i].is_borrowed = found[i].borrowed;
+    }
+    return static_cast<int32_t>(found.size());
+}
+
+int32_t pd2_engine_head_operations(const pd2_engine * engine, pd2_operation_place * places, int32_t capacity) {
+    const auto found = engine->drafter ? engine->drafter->operations() : std::vector<pd2::OperationPlace>();
+    for (size_t i = 0; i < found.size() && i < static_cast<size_t>(std::max(0, capacity)); ++i) {
+        places[i] = {};
+        copy_text(places[i].operation, ggml_op_name(found[i].op));
+        copy_text(places[i].device, ggml_backend_dev_name(found[i].device));
+        places[i].n = found[i].n;
+    }
+    return static_cast<int32_t>(found.size());
 }
 
 int32_t pd2_tokenize(const pd2_engine * engine, const char * text, int32_t length, bool add_special, bool parse_special,

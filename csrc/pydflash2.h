@@ -99,14 +99,30 @@ typedef enum {
     PD2_TAPS_CALLBACK = 2  /* the scheduler's evaluation callback on l_out-<layer> */
 } pd2_taps;
 
+typedef enum {                       /* how a target lies on several devices, as llama.cpp's --split-mode has it */
+               PD2_SPLIT_LAYER  = 0, /* whole layers on each */
+               PD2_SPLIT_NONE   = 1, /* all on the first */
+               PD2_SPLIT_ROW    = 2, /* rows of the large tensors spread over them */
+               PD2_SPLIT_TENSOR = 3  /* every tensor spread over them, and computed together */
+} pd2_split;
+
 typedef struct {
     const char * target_path;
-    const char * head_path;       /* NULL: plain decoding only */
-    int32_t      context_size;    /* tokens; 0: what the target was trained on, 8192 at most */
-    int32_t      batch_size;      /* tokens a prefill chunk decodes at most; 0: 512 */
-    int32_t      n_threads;       /* 0: one a physical core */
-    int32_t      n_gpu_layers;    /* layers offloaded; -1: all where there is a device, 0: none */
-    const char * kv_type;         /* the target's cache: "f16" (NULL), "f32", "bf16", "q8_0", ... */
+    const char * head_path;    /* NULL: plain decoding only */
+    int32_t      context_size; /* tokens; 0: what the target was trained on, 8192 at most */
+    int32_t      batch_size;   /* tokens a prefill chunk decodes at most; 0: 512 */
+    int32_t      n_threads;    /* 0: one a physical core */
+    int32_t      n_gpu_layers; /* layers offloaded; -1: all where there is a device, 0: none */
+    int32_t      n_devices;    /* 0: every GPU there is, else the CPU */
+    const char * const *
+                  devices; /* [n_devices] "cuda:0", "cuda" (all), "metal", "vulkan:1", "rpc:host:port", "CUDA0"; or
+                                     "cpu" alone */
+    int32_t       n_device_shares; /* 0: the target's weights are dealt out by free memory */
+    const float * device_shares;   /* [n_device_shares] of them, one a device */
+    pd2_split     split;
+    const char *
+        draft_device;     /* one device; NULL: beside the target's output table, or this machine's last GPU in use */
+    const char * kv_type; /* the target's cache: "f16" (NULL), "f32", "bf16", "q8_0", ... */
     const char * drafter_kv_type; /* the drafter's cache: "f16" (NULL), "f32", "bf16" */
     pd2_taps     taps;
     bool         use_mmap;
@@ -123,7 +139,7 @@ void       pd2_engine_free(pd2_engine * engine); /* NULL is fine; free its seque
 typedef struct {
     char     architecture[64];
     char     description[128];
-    char     devices[256]; /* where the weights run, comma separated */
+    char     devices[512]; /* where the weights run, comma separated */
     int32_t  n_vocab;
     int32_t  n_embd;
     int32_t  n_layer;
@@ -167,11 +183,32 @@ typedef struct {
     uint64_t compute_bytes;    /* scratch of the drafter's graphs; 0: ggml's schedulers have it, one a graph */
     int32_t  n_candidates;     /* tokens that drafts are made of: of the draft vocabulary, where there is one */
     int32_t  round_nodes;      /* operations in the graph of a whole round: injection, block, selector */
+    int32_t  round_splits;     /* parts of that graph that run on one device each; 1 where one has them all */
+    char     device[64];       /* that the head is to run on; what it can't do runs on the CPU */
 } pd2_head_info;
+
+typedef struct {
+    char name[64]; /* as in the head's file; "output.weight (target's)" and the like where it is borrowed or copied */
+    char type[16];
+    char device[64];
+    uint64_t bytes;
+    bool     is_borrowed; /* lies in the target */
+} pd2_tensor_place;
+
+typedef struct {
+    char    operation[32]; /* of ggml, such as "MUL_MAT" */
+    char    device[64];
+    int32_t n; /* in the graph of a whole round */
+} pd2_operation_place;
 
 pd2_status pd2_engine_target_info(const pd2_engine * engine, pd2_target_info * info);
 pd2_status pd2_engine_head_info(const pd2_engine * engine,
                                 pd2_head_info *    info); /* PD2_ERROR_ARGUMENT without a head */
+
+/* Where the head's tensors lie and its operations run. Each gives at most `capacity` and says how many there are; 0 without a
+ * head. */
+int32_t pd2_engine_head_tensors(const pd2_engine * engine, pd2_tensor_place * places, int32_t capacity);
+int32_t pd2_engine_head_operations(const pd2_engine * engine, pd2_operation_place * places, int32_t capacity);
 
 /* ---- Text <-> tokens ------------------------------------------------------------------------------------------ */
 

@@ -46,7 +46,8 @@ def key_of(base: kept.Key | None, head: Path | None, options: dict[str, Any]) ->
         identity = None if head is None else kept.file_identity(head)
     except OSError:
         return None
-    chosen = {name: options.get(name) for name in ("exact", "draft_vocabulary", "n_gpu_layers")}
+    names = ("exact", "draft_vocabulary", "n_gpu_layers", "split_mode", "draft_device")
+    chosen = {name: options.get(name) for name in names}
     return kept.extended(base, format=_FORMAT, head=identity, options=chosen)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from pydflash2 import arguments, calibration, kept
 from pydflash2.calibration import Costs
+from pydflash2.devices import Placement
 from pydflash2.drafts import Drafts
 from pydflash2.errors import ContextOverflowError, EngineBusyError
 from pydflash2.exactness import Exactness, RowCheck
@@ -125,6 +126,11 @@ class Engine:
     def block_size(self) -> int | None:
         """Rows of the head's block: the anchor and block_size - 1 drafted tokens. None without a head."""
         return None if self._native.head is None else int(self._native.head.block_size)
+
+    @property
+    def placement(self) -> Placement:
+        """Which devices hold the target and the head, and run the head's operations."""
+        return self._native.placement()
 
     @property
     def memory(self) -> Memory:

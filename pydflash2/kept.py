@@ -31,13 +31,14 @@ def key_of(engine: native.NativeEngine, target: Path) -> Key | None:
     from pydflash2 import __version__, _native
 
     names = native.string(engine.target.devices).split(", ")
+    here = [device for device in native.devices() if device["name"] in names]
+    elsewhere = sorted({*names} - {device["name"] for device in here})  # behind RPC, or several as one
     try:
         return {
             "target": file_identity(target),
             "devices": [
-                [device[key] for key in ("name", "description", "backend")]
-                for device in native.devices()
-                if device["name"] in names
+                *([device[key] for key in ("name", "description", "backend")] for device in here),
+                *elsewhere,
             ],
             "build": [
                 __version__,

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from pydflash2 import arguments, model_files
+from pydflash2 import arguments, devices, model_files
+from pydflash2.devices import SplitMode
 from pydflash2.engine import Engine
-from pydflash2.native import TAPS, NativeEngine
+from pydflash2.native import TAPS, NativeEngine, string
 
 PathLike = str | os.PathLike[str]
+
+log = logging.getLogger("pydflash2")
 
 _MOST_THREADS = 512  # GGML_MAX_N_THREADS
 
@@ -22,7 +27,11 @@ def load(
     context_size: int | None = None,
     batch_size: int | None = None,
     n_threads: int | None = None,
+    device: str | Sequence[str] = "auto",
+    draft_device: str | None = None,
     n_gpu_layers: int = -1,
+    split_mode: SplitMode = "layer",
+    tensor_split: Iterable[float] | None = None,
     kv_type: str = "f16",
     drafter_kv_type: str = "f16",
     taps: Literal["auto", "wired", "callback"] = "auto",
@@ -39,7 +48,16 @@ def load(
     batch_size: tokens that one step of the prefill decodes, the head's block_size at least; None: 512. Ctrl-C
         waits for one step at most.
     n_threads: None: one a physical core.
+    device: where the target runs: "cpu", "cuda:0", "cuda" (all there are), "metal", "vulkan:1",
+        "rpc:HOST:PORT" (llama.cpp's rpc-server on another machine), or a list of them, which share its
+        layers. "auto": every GPU, else the CPU. What is asked for is used, or an error; `Engine.placement`
+        says what is.
+    draft_device: where the head runs, one device of this machine. None: beside the target's output table,
+        whose rows it borrows; on another device it has a copy of them from the target's file.
     n_gpu_layers: layers of the target that are offloaded; -1: all where there is a device, 0: none.
+    split_mode: how several devices share the target: "layer" (whole layers each), "none" (the first has all),
+        "row" and "tensor" (each tensor is spread over them), as llama.cpp's --split-mode has them.
+    tensor_split: what share of the target each device gets; None: by free memory.
     kv_type, drafter_kv_type: types of the two caches, "f16", "f32", "bf16"; the target's also "q8_0", ...
     taps: how the target's features are read. "auto" is right unless you compare the two ways.
     use_mmap: map the target's file rather than read it.
@@ -68,6 +86,7 @@ def load(
         batch_size=0 if batch is None else batch,
         n_threads=0 if n_threads is None else arguments.integer("n_threads", n_threads, 1, _MOST_THREADS),
         n_gpu_layers=arguments.integer("n_gpu_layers", n_gpu_layers, -1),
+        devices=devices.choice(device, draft_device, split_mode, tensor_split),
         kv_type=arguments.word("kv_type", kv_type),
         drafter_kv_type=arguments.word("drafter_kv_type", drafter_kv_type),
         taps=TAPS[taps],
@@ -84,12 +103,15 @@ def load(
     options = {
         "batch_size": batch,
         "n_gpu_layers": int(n_gpu_layers),
+        "split_mode": split_mode,
+        "draft_device": None if native.head is None else string(native.head.device),
         "kv_type": kv_type,
         "taps": taps,
         "draft_vocabulary": draft_vocabulary,
         "exact": exact,
     }
     engine = Engine(native, target_file, head_file, no_head, options)
+    log.info("%s", engine.placement)
     if exact:
         try:
             engine.check_rows()

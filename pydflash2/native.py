@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeV
 import numpy as np
 import numpy.typing as npt
 
+from pydflash2.devices import Choice, OperationPlace, Placement, TensorPlace
 from pydflash2.errors import EngineBusyError, EngineClosedError, NativeError, error_from_status
 
 if TYPE_CHECKING:
@@ -56,6 +57,13 @@ Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int32]
 
 TAPS = {"auto": lib.PD2_TAPS_AUTO, "wired": lib.PD2_TAPS_WIRED, "callback": lib.PD2_TAPS_CALLBACK}
+
+SPLITS = {
+    "layer": lib.PD2_SPLIT_LAYER,
+    "none": lib.PD2_SPLIT_NONE,
+    "row": lib.PD2_SPLIT_ROW,
+    "tensor": lib.PD2_SPLIT_TENSOR,
+}
 
 LOOKUPS = {
     "auto": lib.PD2_LOOKUP_AUTO,
@@ -284,6 +292,7 @@ class NativeEngine:
         batch_size: int,
         n_threads: int,
         n_gpu_layers: int,
+        devices: Choice = Choice(),  # noqa: B008  frozen
         kv_type: str,
         drafter_kv_type: str,
         taps: int,
@@ -295,6 +304,12 @@ class NativeEngine:
         # The struct holds bare pointers: these objects keep what they point to alive until the load is over.
         target_path = ffi.new("char[]", os.fsencode(target))
         head_path = ffi.NULL if head is None else ffi.new("char[]", os.fsencode(head))
+        names = [ffi.new("char[]", name.encode()) for name in devices.devices]
+        pointers = ffi.new("char *[]", names)
+        shares = ffi.new("float[]", list(devices.tensor_split))
+        draft_device = ffi.NULL
+        if devices.draft_device is not None:
+            draft_device = ffi.new("char[]", devices.draft_device.encode())
         kv, drafter_kv = (
             ffi.new("char[]", f"{kv_type}".encode()),
             ffi.new("char[]", f"{drafter_kv_type}".encode()),
@@ -305,6 +320,9 @@ class NativeEngine:
         params.target_path, params.head_path = target_path, head_path
         params.context_size, params.batch_size = context_size, batch_size
         params.n_threads, params.n_gpu_layers = n_threads, n_gpu_layers
+        params.n_devices, params.devices = len(names), pointers
+        params.n_device_shares, params.device_shares = len(shares), shares
+        params.split, params.draft_device = SPLITS[devices.split_mode], draft_device
         params.kv_type, params.drafter_kv_type = kv, drafter_kv
         params.taps, params.use_mmap = taps, use_mmap
         params.draft_vocabulary = draft_vocabulary
@@ -347,6 +365,37 @@ class NativeEngine:
             )
         if self.closed:
             raise EngineClosedError("the engine is closed: load a new one")
+
+    @_one_at_a_time
+    def placement(self) -> Placement:
+        target = tuple(string(self.target.devices).split(", "))
+        if self.head is None:
+            return Placement(target)
+        return Placement(
+            target,
+            string(self.head.device),
+            tuple(
+                TensorPlace(
+                    string(place.name),
+                    string(place.type),
+                    string(place.device),
+                    int(place.bytes),
+                    bool(place.is_borrowed),
+                )
+                for place in self._listed("pd2_tensor_place", lib.pd2_engine_head_tensors)
+            ),
+            tuple(
+                OperationPlace(string(place.operation), string(place.device), int(place.n))
+                for place in self._listed("pd2_operation_place", lib.pd2_engine_head_operations)
+            ),
+            int(self.head.round_splits),
+        )
+
+    def _listed(self, kind: str, call: Any) -> list[Any]:
+        """All entries of a list that the native code has."""
+        count = call(self._engine, ffi.NULL, 0)
+        entries = ffi.new(f"{kind}[]", count)
+        return [entries[i] for i in range(call(self._engine, entries, count))]
 
     @_one_at_a_time
     def alone(self, call: Callable[[], _Returned]) -> _Returned:

@@ -35,6 +35,9 @@ def expected(tiny: TinyFiles) -> pydflash2.Result:
         return engine.generate(PROMPT, max_tokens=50, max_draft_tokens=7)
 
 
+WHERE = "pydflash2: target on CPU, the head beside it\n"  # a line on stderr before the text
+
+
 def run(*arguments: str, stdin: bytes = b"", **environment: str) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "pydflash2", *arguments]
     return subprocess.run(
@@ -45,14 +48,14 @@ def run(*arguments: str, stdin: bytes = b"", **environment: str) -> subprocess.C
 # ---- generate --------------------------------------------------------------------------------------------
 
 
-def test_text_on_stdout_and_one_line_on_stderr(pair: list[str], expected: pydflash2.Result) -> None:
+def test_text_on_stdout_and_two_lines_on_stderr(pair: list[str], expected: pydflash2.Result) -> None:
     done = run("generate", *pair, PROMPT, "-n", "50", *STATIC)
     assert (done.returncode, done.stdout.decode()) == (0, expected.text)
     stats = expected.stats
     head = rf"\(head: {stats.rounds}, {stats.accepted} of {stats.drafted} accepted\)"
     length = f"{stats.mean_acceptance_length:.2f}"
     line = (
-        rf"50 tokens, {stats.rounds} rounds {head}, mean acceptance length {length}, "
+        rf"{WHERE}50 tokens, {stats.rounds} rounds {head}, mean acceptance length {length}, "
         rf"{stats.plain_steps} plain steps?, [\d.]+ tok/s\n"
     )
     assert re.fullmatch(line, done.stderr.decode())
@@ -66,7 +69,7 @@ def test_what_each_drafter_did(
     assert main([*command, "--stats"]) == 0
     output = capsys.readouterr()
     assert output.out.startswith(expected.text)
-    line, *table = output.err.splitlines()
+    _, line, *table = output.err.splitlines()
     found = re.fullmatch(
         r"200 tokens, (\d+) rounds \(mod: (\d+), (\d+) of (\d+) accepted\), mean acceptance length ([\d.]+), "
         r"(\d+) plain steps?, [\d.]+ tok/s",
@@ -102,7 +105,8 @@ def test_a_draft_vocabulary_changes_no_text(
 def test_without_the_head_the_text_is_the_same(pair: list[str], expected: pydflash2.Result) -> None:
     done = run("generate", *pair, "-p", PROMPT, "-n", "50", "--no-speculate")
     assert (done.returncode, done.stdout.decode()) == (0, expected.text)
-    assert re.fullmatch(rb"50 tokens, plain decoding \(speculate=False\), [\d.]+ tok/s\n", done.stderr)
+    line = rf"{WHERE}50 tokens, plain decoding \(speculate=False\), [\d.]+ tok/s\n"
+    assert re.fullmatch(line, done.stderr.decode())
 
 
 @pytest.mark.parametrize("way", ["argument", "-p", "-f", "-f -", "stdin"])
@@ -178,7 +182,7 @@ def test_a_clamped_width_is_said_in_one_line(
     assert output.err.startswith(
         "pydflash2: warning: max_draft_tokens=20 is more than this pair can draft: 7 is used"
     )
-    assert len(output.err.splitlines()) == 2
+    assert len(output.err.splitlines()) == 3  # where it runs, and the summary
 
 
 def test_verbose_shows_the_log(pair: list[str]) -> None:
@@ -256,7 +260,7 @@ def test_a_reader_that_leaves(pair: list[str]) -> None:
         assert process.stderr is not None
         process.stdout.read(5)
         process.stdout.close()
-        assert process.stderr.read() == b""
+        assert process.stderr.read() == WHERE.encode()
         assert process.wait(60) == 1
 
 
@@ -271,7 +275,7 @@ def test_ctrl_c_keeps_the_text_and_says_nothing(tiny: TinyFiles, expected: pydfl
         text = process.stdout.read(20)
         process.send_signal(signal.SIGINT)
         text += process.stdout.read()
-        assert process.stderr.read() == b""
+        assert process.stderr.read() == WHERE.encode()
         assert process.wait(60) == 130
     assert len(text) > 20
 
@@ -291,7 +295,7 @@ def test_the_demo_pair_is_the_default(capsys: pytest.CaptureFixture[str]) -> Non
     output = capsys.readouterr()
     assert output.out == text
     assert re.fullmatch(
-        r"32 tokens, \d+ rounds?( \(.*\), mean .*)?, \d+ plain steps?, .* tok/s\n", output.err
+        rf"{WHERE}32 tokens, \d+ rounds?( \(.*\), mean .*)?, \d+ plain steps?, .* tok/s\n", output.err
     )
 
 

@@ -14,7 +14,7 @@ Compute::Compute(const std::vector<ggml_backend_dev_t> & devices, int32_t n_thre
     for (ggml_backend_dev_t device : devices) {
         BackendPtr backend(ggml_backend_dev_init(device, nullptr));
         if (!backend) {
-            fail(PD2_ERROR_BACKEND, "the device %s could not be opened for the drafter; try n_gpu_layers=0",
+            fail(PD2_ERROR_BACKEND, "the device %s could not be opened for the drafter; try draft_device=\"cpu\"",
                  ggml_backend_dev_name(device));
         }
         ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(device);
@@ -32,6 +32,11 @@ Compute::Compute(const std::vector<ggml_backend_dev_t> & devices, int32_t n_thre
 bool Compute::reads(const ggml_tensor * tensor) const {
     return !tensor || (tensor->buffer && ggml_backend_supports_buft(backends_.front().get(),
                                                                     ggml_backend_buffer_get_type(tensor->buffer)));
+}
+
+ggml_backend_dev_t Compute::device_of(ggml_tensor * node, ggml_backend_sched * sched) const {
+    return ggml_backend_get_device(sched ? ggml_backend_sched_get_tensor_backend(sched, node)
+                                         : backends_.front().get());
 }
 
 void Compute::use_one_buffer() {

@@ -34,6 +34,9 @@ class Compute {
     // Whether the first device reads a tensor where it lies.
     bool reads(const ggml_tensor * tensor) const;
 
+    // Where an operation of an allocated graph runs. sched: as allocate() made it, null with one buffer.
+    ggml_backend_dev_t device_of(ggml_tensor * node, ggml_backend_sched * sched) const;
+
     // Before the first allocate(): one device will do.
     void use_one_buffer();
 

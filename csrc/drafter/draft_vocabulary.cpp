@@ -22,13 +22,14 @@ DraftVocabulary::DraftVocabulary(const Source & source, const std::vector<int32_
       source_bias_(source.bias),
       token_of_(ranked.begin(), ranked.begin() + n),
       row_of_(static_cast<size_t>(source.output->ne[1]), -1),
-      first_spare_(n - std::max(1, n / kSpareShare)),
+      first_spare_(n == source.output->ne[1] ? n : n - std::max(1, n / kSpareShare)),
       next_spare_(first_spare_),
       spares_(ranked.begin() + first_spare_, ranked.begin() + n) {
     find_rows(source);
-    context_ = new_context(3);
+    context_ = new_context(4);
     output_  = ggml_new_tensor_2d(context_.get(), source.output->type, source.output->ne[0], n);
-    ids_     = ggml_new_tensor_2d(context_.get(), GGML_TYPE_I32, 1, n);
+    ids_     = first_spare_ < n ? ggml_new_tensor_2d(context_.get(), GGML_TYPE_I32, 1, n) : nullptr;
+    scale_   = source.scale ? ggml_new_tensor_1d(context_.get(), GGML_TYPE_F32, 1) : nullptr;
     bias_    = source.bias ? ggml_new_tensor_1d(context_.get(), GGML_TYPE_F32, n) : nullptr;
     buffer_.reset(ggml_backend_alloc_ctx_tensors_from_buft(context_.get(), ggml_backend_dev_buffer_type(device)));
     if (!buffer_) {
@@ -53,7 +54,14 @@ DraftVocabulary::DraftVocabulary(const Source & source, const std::vector<int32_
     for (int32_t row = 0; row < n; ++row) {
         row_of_[static_cast<size_t>(token_of_[static_cast<size_t>(row)])] = row;
     }
-    ggml_backend_tensor_set(ids_, token_of_.data(), 0, ggml_nbytes(ids_));
+    if (ids_) {
+        ggml_backend_tensor_set(ids_, token_of_.data(), 0, ggml_nbytes(ids_));
+    }
+    if (scale_) {
+        float value = 1;
+        ggml_backend_tensor_get(source.scale, &value, 0, sizeof(value));
+        ggml_backend_tensor_set(scale_, &value, 0, sizeof(value));
+    }
     if (bias_) {
         std::vector<float> all(row_of_.size()), own;
         ggml_backend_tensor_get(source_bias_, all.data(), 0, all.size() * sizeof(float));

@@ -1,6 +1,7 @@
 // The tokens that drafts are made of. The largest thing a drafter reads is the target's output head over the whole vocabulary, for
 // a draft that is verified anyway: here are its rows for the tokens that texts consist of, copied as they are, quantised, from the
-// target's file (tensors in memory may be repacked, or on a device that does not give out rows).
+// target's file (tensors in memory may be repacked, or on a device that does not give out rows). With all tokens it is a copy of the
+// output head, for a drafter whose device does not reach the target's.
 #pragma once
 
 #include <string>
@@ -15,16 +16,18 @@ class DraftVocabulary {
     struct Source {
         std::string   path;              // the target's file
         ggml_tensor * output = nullptr;  // [n_embd, n_vocab] as loaded: type and shape
+        ggml_tensor * scale  = nullptr;  // [1] or null
         ggml_tensor * bias   = nullptr;  // [n_vocab] or null
     };
 
-    // ranked: all token ids, the ones that are needed most first. The first n are taken at first. Throws
+    // ranked: all token ids, the ones that are needed most first. The first n are taken at first; n: all of them at most. Throws
     // PD2_ERROR_MODEL_FILE where the file does not hold the rows.
     DraftVocabulary(const Source & source, const std::vector<int32_t> & ranked, int32_t n, ggml_backend_dev_t device);
 
     ggml_tensor * output() const { return output_; }  // [n_embd, n]
+    ggml_tensor * scale() const { return scale_; }    // [1] or null
     ggml_tensor * bias() const { return bias_; }      // [n] or null
-    ggml_tensor * ids() const { return ids_; }        // [1, n] I32
+    ggml_tensor * ids() const { return ids_; }        // [1, n] I32; null: row i is token i
     uint64_t      bytes() const { return ggml_backend_buffer_get_size(buffer_.get()); }
 
     // A new text: back to the frequent tokens, as if there had been none before, so that a text's drafts depend on it alone.
@@ -48,6 +51,7 @@ class DraftVocabulary {
     ContextPtr           context_;
     BufferPtr            buffer_;
     ggml_tensor *        output_      = nullptr;
+    ggml_tensor *        scale_       = nullptr;
     ggml_tensor *        bias_        = nullptr;
     ggml_tensor *        ids_         = nullptr;
     ggml_tensor *        source_bias_ = nullptr;

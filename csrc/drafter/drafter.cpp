@@ -20,22 +20,28 @@ class GgmlDrafter final : public Drafter {
   public:
     explicit GgmlDrafter(const DrafterParams & options)
         : file_(options.path),
+          device_(options.devices.front()),
           compute_(options.devices, options.n_threads),
           weights_(file_, options.devices),
-          cache_(file_.params(), options.context_size, options.kv_type, options.devices.front()),
+          cache_(file_.params(), options.context_size, options.kv_type, device_),
           vocabulary_(make_vocabulary(options)),
           embedding_(weights_.token_embd ? weights_.token_embd : options.token_embd, file_.params().embedding_scale,
                      file_.params().mask_token),
           model_(make_model(options)),
           batch_size_(options.batch_size),
-          on_cpu_(ggml_backend_dev_type(options.devices.front()) == GGML_BACKEND_DEVICE_TYPE_CPU) {
-        if (weights_.all_on(options.devices.front()) && compute_.reads(model_.output) &&
-            compute_.reads(model_.output_scale) && compute_.reads(model_.output_bias)) {
+          on_cpu_(ggml_backend_dev_type(device_) == GGML_BACKEND_DEVICE_TYPE_CPU) {
+        const int32_t block = params().block_size;
+        if (weights_.all_on(device_) && compute_.reads(model_.output) && compute_.reads(model_.output_scale) &&
+            compute_.reads(model_.output_bias) && InjectGraph(model_, block).runs_on(device_) &&
+            RoundGraph(model_, block, block - 1, kLongest).runs_on(device_)) {
             compute_.use_one_buffer();
         }
         // The largest of each kind first: what does not fit is known now, and the rest finds its memory there.
         inject_graph(std::min(batch_size_, most_rows()));
-        n_nodes_ = round_graph(params().block_size, params().block_size - 1, INT32_MAX / 2).n_nodes();
+        RoundGraph & round = round_graph(block, block - 1, kLongest);
+        n_nodes_           = round.n_nodes();
+        n_splits_          = round.n_splits();
+        operations_        = round.operations();
     }
 
     const HeadParams & params() const override { return file_.params(); }
@@ -46,6 +52,28 @@ class GgmlDrafter final : public Drafter {
     uint64_t           compute_bytes() const override { return compute_.bytes(); }
     int32_t            n_candidates() const override { return static_cast<int32_t>(model_.output->ne[1]); }
     int32_t            n_nodes() const override { return n_nodes_; }
+    int32_t            n_splits() const override { return n_splits_; }
+    ggml_backend_dev_t device() const override { return device_; }
+
+    const std::vector<OperationPlace> & operations() const override { return operations_; }
+
+    std::vector<TensorPlace> tensors() const override {
+        auto       places = weights_.places();
+        const auto add    = [&](const char * name, const ggml_tensor * tensor, bool borrowed) {
+            if (tensor) {
+                places.push_back({name, tensor->type, device_of(tensor), ggml_nbytes(tensor), borrowed});
+            }
+        };
+        if (!weights_.token_embd) {
+            add("token_embd.weight (target's)", embedding_.table(), true);
+        }
+        if (!weights_.output) {
+            add("output.weight (target's)", model_.output, !vocabulary_);
+            add("output.scale (target's)", model_.output_scale, !vocabulary_);
+            add("output.bias (target's)", model_.output_bias, !vocabulary_);
+        }
+        return places;
+    }
 
     void inject(const float * features, int32_t n, int32_t position) override {
         truncate(position);
@@ -100,14 +128,18 @@ class GgmlDrafter final : public Drafter {
         if (weights_.output) {  // a head that brings its own has chosen
             return nullptr;
         }
-        const auto    n_all = static_cast<int32_t>(options.output->ne[1]);
-        const int32_t n     = options.draft_vocabulary == 0 ? DraftVocabulary::choose(n_all) : options.draft_vocabulary;
+        const auto n_all = static_cast<int32_t>(options.output->ne[1]);
+        int32_t    n     = options.draft_vocabulary == 0 ? DraftVocabulary::choose(n_all) : options.draft_vocabulary;
         if (n < 0 || n >= n_all) {
-            return nullptr;
+            if (options.may_borrow && compute_.reads(options.output) && compute_.reads(options.output_scale) &&
+                compute_.reads(options.output_bias)) {
+                return nullptr;
+            }
+            n = n_all;
         }
         return std::make_unique<DraftVocabulary>(
-            DraftVocabulary::Source{options.target_path, options.output, options.output_bias}, options.ranked_tokens(),
-            std::max(n, file_.params().top_k + 1), options.devices.front());
+            DraftVocabulary::Source{options.target_path, options.output, options.output_scale, options.output_bias},
+            options.ranked_tokens(), std::min(n_all, std::max(n, file_.params().top_k + 1)), device_);
     }
 
     Model make_model(const DrafterParams & options) {
@@ -115,9 +147,9 @@ class GgmlDrafter final : public Drafter {
         Model      model   = {file_.params(), weights_, cache_, nullptr, nullptr, nullptr, nullptr, true};
         model.output       = own ? weights_.output : vocabulary_ ? vocabulary_->output() : options.output;
         model.output_bias  = own ? nullptr : vocabulary_ ? vocabulary_->bias() : options.output_bias;
-        model.output_scale = own ? nullptr : options.output_scale;
+        model.output_scale = own ? nullptr : vocabulary_ ? vocabulary_->scale() : options.output_scale;
         model.draft_ids    = vocabulary_ ? vocabulary_->ids() : weights_.draft_ids;
-        model.flash        = RoundGraph(model, 1, 1, 1).attends_on(options.devices.front());
+        model.flash        = RoundGraph(model, 1, 1, 1).attends_on(device_);
         return model;
     }
 
@@ -200,8 +232,10 @@ class GgmlDrafter final : public Drafter {
     }
 
     static constexpr int32_t kPromptShape = 0;
+    static constexpr int32_t kLongest     = INT32_MAX / 2;  // a position that shows a block the whole cache
 
     HeadFile                         file_;
+    ggml_backend_dev_t               device_;
     Compute                          compute_;
     Weights                          weights_;
     Cache                            cache_;
@@ -210,7 +244,9 @@ class GgmlDrafter final : public Drafter {
     Model                            model_;
     int32_t                          batch_size_;
     bool                             on_cpu_;
-    int32_t                          n_nodes_ = 0;
+    int32_t                          n_nodes_  = 0;
+    int32_t                          n_splits_ = 0;
+    std::vector<OperationPlace>      operations_;
 
     std::vector<float> pending_;  // [n_pending, n_feature], of the last positions before end()
 

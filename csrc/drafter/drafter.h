@@ -66,7 +66,10 @@ struct DrafterParams {
     int32_t     n_threads    = 1;
     ggml_type   kv_type      = GGML_TYPE_F16;
 
-    std::vector<ggml_backend_dev_t> devices;  // preferred first, a CPU last
+    std::vector<ggml_backend_dev_t> devices;  // preferred first, a CPU last; that one alone where it is the preferred
+
+    // Lent tables are read where they lie if the first device can, else copied from the target's file.
+    bool may_borrow = true;
 
     // The target's file, and its tokens, those that texts need most first: asked for where there is a draft vocabulary.
     std::string                           target_path;
@@ -89,6 +92,20 @@ struct Lattice {
     std::vector<float>   scores;      // [n, k, k]
 };
 
+struct TensorPlace {
+    std::string        name;
+    ggml_type          type;
+    ggml_backend_dev_t device;
+    uint64_t           bytes;
+    bool               borrowed;
+};
+
+struct OperationPlace {
+    ggml_op            op;
+    ggml_backend_dev_t device;
+    int32_t            n;
+};
+
 class Drafter {
   public:
     static HeadParams               read(const std::string & path);
@@ -104,6 +121,11 @@ class Drafter {
     virtual uint64_t           compute_bytes() const    = 0;
     virtual int32_t            n_candidates() const     = 0;  // tokens that drafts are chosen from
     virtual int32_t            n_nodes() const          = 0;  // operations of a whole round's graph
+    virtual int32_t            n_splits() const         = 0;  // its parts that run on one device each
+    virtual ggml_backend_dev_t device() const           = 0;  // the preferred one
+
+    virtual std::vector<TensorPlace>            tensors() const    = 0;
+    virtual const std::vector<OperationPlace> & operations() const = 0;  // of a whole round's graph
 
     // Takes the features [n, n_feature] of positions position .. position + n - 1. Those of a few positions wait for the next
     // draft, whose graph writes them into the cache.

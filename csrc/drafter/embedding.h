@@ -16,6 +16,8 @@ class Embedding {
     // [width + 1, n_embd]: anchor, mask, mask ... Valid until the next call.
     const float * block(int32_t anchor, int32_t width);
 
+    const ggml_tensor * table() const { return table_; }
+
   private:
     void read(int32_t token, float * row);
 

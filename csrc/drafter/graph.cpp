@@ -24,6 +24,19 @@ void set_positions(ggml_tensor * tensor, const HeadParams & params, int32_t posi
     ggml_backend_tensor_set(tensor, values.data(), 0, values.size() * sizeof(int32_t));
 }
 
+bool computes(const ggml_tensor * node) {
+    switch (node->op) {
+        case GGML_OP_NONE:
+        case GGML_OP_VIEW:
+        case GGML_OP_RESHAPE:
+        case GGML_OP_PERMUTE:
+        case GGML_OP_TRANSPOSE:
+            return false;
+        default:
+            return true;
+    }
+}
+
 // The first n_used rows go to the cells of their positions, the others to the trash.
 void set_cells(const GroupInputs & inputs, int32_t position, int32_t n_used) {
     const Ring &         ring = inputs.group->ring;
@@ -58,18 +71,43 @@ void Graph::run(int32_t n_rows) {
 int32_t Graph::n_nodes() const {
     int32_t n = 0;
     for (int i = 0; i < ggml_graph_n_nodes(graph_); ++i) {
-        switch (ggml_graph_node(graph_, i)->op) {
-            case GGML_OP_NONE:
-            case GGML_OP_VIEW:
-            case GGML_OP_RESHAPE:
-            case GGML_OP_PERMUTE:
-            case GGML_OP_TRANSPOSE:
-                break;
-            default:
-                ++n;
-        }
+        n += computes(ggml_graph_node(graph_, i));
     }
     return n;
+}
+
+int32_t Graph::n_splits() const {
+    return sched_ ? ggml_backend_sched_get_n_splits(sched_.get()) : 1;
+}
+
+std::vector<OperationPlace> Graph::operations() const {
+    std::vector<OperationPlace> places;
+    for (int i = 0; i < ggml_graph_n_nodes(graph_); ++i) {
+        ggml_tensor * node = ggml_graph_node(graph_, i);
+        if (!computes(node)) {
+            continue;
+        }
+        ggml_backend_dev_t device = compute_->device_of(node, sched_.get());
+        const auto         known  = std::find_if(places.begin(), places.end(), [&](const OperationPlace & place) {
+            return place.op == node->op && place.device == device;
+        });
+        if (known != places.end()) {
+            ++known->n;
+        } else {
+            places.push_back({node->op, device, 1});
+        }
+    }
+    return places;
+}
+
+bool Graph::runs_on(ggml_backend_dev_t device) const {
+    for (int i = 0; i < ggml_graph_n_nodes(graph_); ++i) {
+        const ggml_tensor * node = ggml_graph_node(graph_, i);
+        if (computes(node) && !ggml_backend_dev_supports_op(device, node)) {
+            return false;
+        }
+    }
+    return true;
 }
 
 bool Graph::attends_on(ggml_backend_dev_t device) const {

@@ -37,8 +37,12 @@ class Graph {
     // True when that moved the memory of graphs allocated before.
     bool allocate(Compute & compute);
 
-    int32_t n_nodes() const;  // those that compute something: no views
+    int32_t n_nodes() const;   // those that compute something: no views
+    int32_t n_splits() const;  // parts that run on one device each
 
+    std::vector<OperationPlace> operations() const;  // what computes something, where; once allocated
+
+    bool runs_on(ggml_backend_dev_t device) const;     // whether it has all operations
     bool attends_on(ggml_backend_dev_t device) const;  // whether it has the operation for attention in this head's size
 
   protected:

@@ -18,6 +18,11 @@ std::string layer_name(int32_t layer, const char * name) {
 
 }  // namespace
 
+ggml_backend_dev_t device_of(const ggml_tensor * tensor) {
+    ggml_backend_dev_t device = ggml_backend_buft_get_device(ggml_backend_buffer_get_type(tensor->buffer));
+    return device ? device : ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);  // a file's mapped pages
+}
+
 ContextPtr new_context(size_t n_tensors) {
     ggml_init_params params = {n_tensors * ggml_tensor_overhead(), nullptr, /*.no_alloc =*/true};
     ContextPtr       context(ggml_init(params));
@@ -44,6 +49,14 @@ bool Weights::all_on(ggml_backend_dev_t device) const {
         }
     }
     return true;
+}
+
+std::vector<TensorPlace> Weights::places() const {
+    std::vector<TensorPlace> places;
+    for (const Part & part : parts_) {
+        places.push_back({part.source->name, part.source->type, device_of(part.into), ggml_nbytes(part.source), false});
+    }
+    return places;
 }
 
 void Weights::declare_all() {
@@ -234,8 +247,9 @@ void Weights::allocate() {
         place.buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(place.context.get(), type));
         if (!place.buffer) {
             fail(PD2_ERROR_MEMORY,
-                 "%s: no memory on %s for the head's weights; use a smaller quantisation or fewer GPU "
-                 "layers",
+                 "%s: no memory on %s for the head's weights; use a smaller quantisation, fewer GPU layers for the "
+                 "target, or "
+                 "another draft_device",
                  file_.path().c_str(), ggml_backend_dev_name(place.device));
         }
         ggml_backend_buffer_set_usage(place.buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);

@@ -15,6 +15,9 @@ struct BufferFree {
 
 using BufferPtr = std::unique_ptr<ggml_backend_buffer, BufferFree>;
 
+// Where a tensor of a buffer lies.
+ggml_backend_dev_t device_of(const ggml_tensor * tensor);
+
 ContextPtr new_context(size_t n_tensors);  // for descriptions only; throws when memory is short
 
 // The dynamic convolution around one sublayer, its taps in reverse: the one that looks back furthest comes first. Absent (null)
@@ -66,6 +69,8 @@ class Weights {
     ContextSide        context[2];  // of full layers, of sliding ones
 
     uint64_t bytes() const { return bytes_; }
+
+    std::vector<TensorPlace> places() const;  // of the file's tensors
 
     // All on `device`, where one graph can reach them without copies.
     bool all_on(ggml_backend_dev_t device) const;

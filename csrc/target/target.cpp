@@ -6,6 +6,7 @@
 
 #include "assertions.h"
 #include "cpu.h"
+#include "devices.h"
 #include "error.h"
 #include "fork.h"
 #include "grammar.h"
@@ -33,17 +34,43 @@ constexpr int32_t kMinOutputs = 64;
 
 constexpr llama_seq_id kSequence = 0;
 
-bool is_gpu(ggml_backend_dev_t device) {
-    const auto type = ggml_backend_dev_type(device);
-    return type == GGML_BACKEND_DEVICE_TYPE_GPU || type == GGML_BACKEND_DEVICE_TYPE_IGPU;
-}
-
-std::string back_ends() {
-    std::string names;
-    for (size_t i = 0; i < ggml_backend_reg_count(); ++i) {
-        names += (i > 0 ? ", " : "") + std::string(ggml_backend_reg_name(ggml_backend_reg_get(i)));
+void check_devices(const TargetParams & params) {
+    const bool on_cpu = params.devices_chosen && params.devices.empty();
+    if (params.n_gpu_layers > 0 && on_cpu) {
+        fail(PD2_ERROR_ARGUMENT, "device is the CPU, and %d layers were to run on a GPU: leave out one of the two",
+             params.n_gpu_layers);
     }
-    return names;
+    if (params.n_gpu_layers > 0 && !params.devices_chosen && gpus().empty()) {
+        fail(PD2_ERROR_BACKEND,
+             "%d layers were to run on a GPU, but there is none (back ends in this build: %s): set the "
+             "number of GPU layers to 0, or install a build with your GPU's back end",
+             params.n_gpu_layers, back_ends().c_str());
+    }
+    if (params.n_gpu_layers == 0 && !params.devices.empty()) {
+        fail(PD2_ERROR_ARGUMENT, "%s was asked for, and no layer on it: leave n_gpu_layers out, or give device cpu",
+             ggml_backend_dev_name(params.devices.front()));
+    }
+    if (params.split == PD2_SPLIT_TENSOR || params.split == PD2_SPLIT_ROW) {
+        const auto devices = params.devices_chosen ? params.devices : gpus();
+        const auto what    = params.split == PD2_SPLIT_ROW ? "row" : "tensor";
+        if (devices.empty() || params.n_gpu_layers == 0) {
+            fail(PD2_ERROR_BACKEND, "split_mode \"%s\" spreads tensors over GPUs, and none is used: leave it out",
+                 what);
+        }
+        for (ggml_backend_dev_t device : devices) {
+            ggml_backend_reg_t back_end = ggml_backend_dev_backend_reg(device);
+            if (params.split == PD2_SPLIT_ROW &&
+                !ggml_backend_reg_get_proc_address(back_end, "ggml_backend_split_buffer_type")) {
+                fail(PD2_ERROR_BACKEND, "split_mode \"row\" is not possible on %s: take \"layer\" or \"tensor\"",
+                     described(device).c_str());
+            }
+        }
+    }
+    const size_t n = params.devices_chosen ? params.devices.size() : gpus().size();
+    if (!params.device_shares.empty() && params.device_shares.size() != n) {
+        fail(PD2_ERROR_ARGUMENT, "tensor_split has %zu shares for %zu devices: give one for each",
+             params.device_shares.size(), n);
+    }
 }
 
 void check_params(const TargetParams & params) {
@@ -62,18 +89,21 @@ void check_params(const TargetParams & params) {
         fail(PD2_ERROR_ARGUMENT, "n_threads is %d: ggml runs %d at most, give 0 for one a physical core",
              params.n_threads, GGML_MAX_N_THREADS);
     }
-    if (params.n_gpu_layers > 0) {
-        bool found = false;
-        for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
-            found = found || is_gpu(ggml_backend_dev_get(i));
-        }
-        if (!found) {
-            fail(PD2_ERROR_BACKEND,
-                 "%d layers were to run on a GPU, but there is none (back ends in this build: %s): set the "
-                 "number of GPU layers to 0, or install a build with your GPU's back end",
-                 params.n_gpu_layers, back_ends().c_str());
-        }
+    check_devices(params);
+}
+
+llama_split_mode split_mode(pd2_split split) {
+    switch (split) {
+        case PD2_SPLIT_NONE:
+            return LLAMA_SPLIT_MODE_NONE;
+        case PD2_SPLIT_ROW:
+            return LLAMA_SPLIT_MODE_ROW;
+        case PD2_SPLIT_TENSOR:
+            return LLAMA_SPLIT_MODE_TENSOR;
+        case PD2_SPLIT_LAYER:
+            break;
     }
+    return LLAMA_SPLIT_MODE_LAYER;
 }
 
 struct Batch {
@@ -99,6 +129,8 @@ class LlamaTarget : public Target {
     pd2_target_info                 info() const override;
     SharedTensors                   shared() const override;
     std::vector<ggml_backend_dev_t> devices() const override;
+    ggml_backend_dev_t              device_for_head() const override;
+    bool shares_whole() const override { return params_.split == PD2_SPLIT_LAYER || params_.split == PD2_SPLIT_NONE; }
 
     int32_t n_threads() const override { return n_threads_; }
     int32_t batch_size() const override { return batch_size_; }
@@ -175,15 +207,20 @@ LlamaTarget::LlamaTarget(const TargetParams & params, const std::string & archit
     check_params(params);
     n_threads_ = params.n_threads > 0 ? params.n_threads : physical_cores();
 
-    static ggml_backend_dev_t no_devices[] = {nullptr};
+    auto       devices = params.devices_chosen || params.split != PD2_SPLIT_TENSOR ? params.devices : gpus();
+    const bool chosen  = params.devices_chosen || !devices.empty() ||
+                        params.n_gpu_layers == 0;  // else llama.cpp still sends large batches to a GPU
+    devices.push_back(nullptr);
+    std::vector<float> shares(params.device_shares);
+    shares.resize(llama_max_devices());
 
     llama_model_params model_params = llama_model_default_params();
     model_params.n_gpu_layers       = params.n_gpu_layers;
     model_params.load_mode          = params.use_mmap ? LLAMA_LOAD_MODE_MMAP : LLAMA_LOAD_MODE_NONE;
     model_params.use_extra_bufts    = !params.batch_invariant;  // repacked weights have kernels of their own for 4 rows
-    if (params.n_gpu_layers == 0) {
-        model_params.devices = no_devices;  // else llama.cpp still sends large batches to a GPU
-    }
+    model_params.split_mode         = split_mode(params.split);
+    model_params.devices            = chosen ? devices.data() : nullptr;
+    model_params.tensor_split       = params.device_shares.empty() ? nullptr : shares.data();
 
     log_forget_errors();
     {
@@ -402,8 +439,24 @@ std::vector<ggml_backend_dev_t> LlamaTarget::devices() const {
     for (int32_t i = 0; i < llama_model_n_devices(model_.get()); ++i) {
         devices.push_back(llama_model_get_device(model_.get(), i));
     }
-    devices.push_back(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU));
+    devices.push_back(cpu_device());
     return devices;
+}
+
+ggml_backend_dev_t LlamaTarget::device_for_head() const {
+    const auto here = [](ggml_backend_dev_t device) { return device && is_gpu(device) && !is_remote(device); };
+
+    ggml_backend_buffer_t output = model_->output->buffer;
+    ggml_backend_dev_t beside = output ? ggml_backend_buft_get_device(ggml_backend_buffer_get_type(output)) : nullptr;
+    if (here(beside)) {
+        return beside;
+    }
+    auto used = devices();
+    if (is_split(used.front())) {
+        used = params_.devices_chosen ? params_.devices : gpus();
+    }
+    const auto last = std::find_if(used.rbegin(), used.rend(), here);
+    return last != used.rend() ? *last : cpu_device();
 }
 
 void LlamaTarget::check_decode(const int32_t * tokens, int32_t n, int32_t position, Logits logits) const {

@@ -19,9 +19,16 @@ struct TargetParams {
     int32_t     batch_size   = 512;  // rows of the largest decode
     int32_t     n_threads    = 0;    // 0: one a physical core
     int32_t     n_gpu_layers = -1;
-    ggml_type   kv_type      = GGML_TYPE_F16;
-    bool        use_mmap     = true;
-    pd2_taps    taps_mode    = PD2_TAPS_AUTO;
+    pd2_split   split        = PD2_SPLIT_LAYER;
+
+    // Devices of the weights, none for the CPU; not chosen: every GPU.
+    bool                            devices_chosen = false;
+    std::vector<ggml_backend_dev_t> devices;
+    std::vector<float>              device_shares;  // of the weights, as many as devices; empty: by their free memory
+
+    ggml_type kv_type   = GGML_TYPE_F16;
+    bool      use_mmap  = true;
+    pd2_taps  taps_mode = PD2_TAPS_AUTO;
 
     bool batch_invariant = false;  // a row's bits do not depend on how many are decoded with it, as far as possible
 };
@@ -46,8 +53,15 @@ class Target {
     virtual pd2_target_info info() const   = 0;
     virtual SharedTensors   shared() const = 0;
 
-    // Devices that hold the weights, GPU first, the CPU last. A drafter runs on the same.
+    // Devices that hold the weights, GPU first, the CPU last.
     virtual std::vector<ggml_backend_dev_t> devices() const = 0;
+
+    // Where a head is best placed: on the device of the output table, which it reads the most of; where that table is on another
+    // machine or spread over several devices, on the last GPU of this one, else on the CPU.
+    virtual ggml_backend_dev_t device_for_head() const = 0;
+
+    // Whether the shared tensors lie whole on one device.
+    virtual bool shares_whole() const = 0;
 
     virtual int32_t n_threads() const  = 0;
     virtual int32_t batch_size() const = 0;

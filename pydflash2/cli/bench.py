@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 import pydflash2
 from pydflash2 import arguments
-from pydflash2.cli.models import add_models, load
+from pydflash2.cli.models import add_models, load, say_where
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -98,6 +98,7 @@ def run(args: argparse.Namespace) -> int:
     if args.no_head:
         args.head = None
     with load(args) as engine:
+        say_where(engine)
         report = _measure(engine, args, chosen, options)
     _write(report, files)
     return 0

@@ -43,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
             bar.total = total
             bar.update(done - bar.n)
 
+        models.say_where(engine)
         costs = engine.calibrate(args.runs, progress)
     if args.json:
         print(json.dumps({"verify": costs.verify, "draft": costs.draft, "break_even": costs.break_even}))

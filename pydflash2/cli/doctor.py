@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pydflash2
 from pydflash2 import model_files, native
+from pydflash2.cli.models import add_devices, device_options
+from pydflash2.devices import Placement
 from pydflash2.errors import ModelFileError
 from pydflash2.results import Memory
 
@@ -24,9 +26,9 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> argparse
         "doctor",
         help="say whether a pair fits, or what this installation has",
         description="With TARGET and HEAD: say line by line whether the pair fits; exit status 1 where it "
-        "doesn't. Then load both, say where memory goes, and for each width whether drafting leaves the "
-        "target's logits as plain decoding has them, with default kernels and with --exact's. "
-        "Without: versions, the llama.cpp inside, back ends, devices, CPU features.",
+        "doesn't. Then load both, say where they lie and run, where memory goes, and for each width whether "
+        "drafting leaves the target's logits as plain decoding has them, with default kernels and with "
+        "--exact's. Without: versions, the llama.cpp inside, back ends, devices, CPU features.",
     )
     parser.add_argument("target", nargs="?", metavar="TARGET", help="the target's GGUF")
     parser.add_argument(
@@ -35,6 +37,7 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> argparse
         metavar="HEAD",
         help="the head: a GGUF, or a checkpoint's folder (default: the one beside it)",
     )
+    add_devices(parser.add_argument_group("devices"))
     parser.add_argument("--files-only", action="store_true", help="load nothing, look at the files alone")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     return parser
@@ -43,10 +46,10 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> argparse
 def run(args: argparse.Namespace) -> int:
     if args.target is None:
         return _installation(args.json)
-    return _pair(args.target, args.head, args.files_only, args.json)
+    return _pair(args.target, args.head, args.files_only, args.json, device_options(args))
 
 
-def _pair(target: str, head: str | None, files_only: bool, as_json: bool) -> int:
+def _pair(target: str, head: str | None, files_only: bool, as_json: bool, options: dict[str, Any]) -> int:
     from pydflash2.inspection import check_pair  # loads gguf, which generate doesn't need
 
     target_file = model_files.model_file(target, "target")
@@ -57,13 +60,17 @@ def _pair(target: str, head: str | None, files_only: bool, as_json: bool) -> int
         head_file = model_files.model_file(head_file, "head")
     lines = check_pair(target_file, head_file)
     fits = all(line.ok for line in lines)
-    rows, memory = {}, None
+    rows: dict[str, list[dict[str, Any]]] = {}
+    memory, placement = None, None
     if fits and not files_only and not head_file.is_dir():
-        rows["default"], memory = _load(target_file, head_file, False)
-        rows["exact"], _ = _load(target_file, head_file, True)
+        with pydflash2.load(target_file, head_file, **options) as engine:
+            rows["default"], memory, placement = _differences(engine), engine.memory, engine.placement
+        with pydflash2.load(target_file, head_file, exact=True, **options) as engine:
+            rows["exact"] = _differences(engine)
     if as_json:
         checks = [line._asdict() for line in lines]
         record = {"target": str(target_file), "head": str(head_file), "fits": fits, "checks": checks}
+        record["placement"] = None if placement is None else asdict(placement)
         record["memory"] = None if memory is None else asdict(memory)
         record["logit_differences"] = rows or None
         print(json.dumps(record, ensure_ascii=False))
@@ -73,26 +80,40 @@ def _pair(target: str, head: str | None, files_only: bool, as_json: bool) -> int
         print(
             "the pair fits" if fits else "the pair does not fit: use the head that was made for this target"
         )
+        if placement is not None:
+            _print_placement(placement)
         if memory is not None:
             _print_memory(memory)
         _print_rows(rows)
     return 0 if fits else 1
 
 
-def _load(target: Path, head: Path, exact: bool) -> tuple[list[dict[str, Any]], Memory]:
-    """What drafts of each width do to the target's logits (a difference of None: not finite), and memory."""
-    with pydflash2.load(target, head, exact=exact) as engine:
-        check, memory = engine.check_rows(), engine.memory
-    differences = check.differences.items() if check is not None else ()
-    rows = [
+def _differences(engine: pydflash2.Engine) -> list[dict[str, Any]]:
+    """What drafts of each width do to the target's logits (a difference of None: not finite)."""
+    check = engine.check_rows()
+    return [
         {
             "width": width,
             "bit_identical": difference == 0.0,
             "difference": difference if math.isfinite(difference) else None,
         }
-        for width, difference in differences
+        for width, difference in (check.differences.items() if check is not None else ())
     ]
-    return rows, memory
+
+
+def _print_placement(placement: Placement) -> None:
+    print(f"\n{placement}")
+    for device in dict.fromkeys(place.device for place in placement.tensors):
+        here = [place for place in placement.tensors if place.device == device]
+        own = [place.bytes for place in here if not place.borrowed]
+        lent = [place.name for place in here if place.borrowed]
+        lies = [f"{len(own)} tensors, {sum(own):,} bytes"] if own else []
+        lies += [f"lent by the target: {', '.join(lent)}"] if lent else []
+        print(f"  on {device}: {'; '.join(lies)}")
+    ran = ", ".join(f"{place.count} {place.operation} on {place.device}" for place in placement.fallen_back)
+    parts = "one part" if placement.splits == 1 else f"{placement.splits} parts"
+    count = sum(place.count for place in placement.operations)
+    print(f"  a round's graph: {count} operations in {parts}, {ran or f'all on {placement.head}'}")
 
 
 def _print_memory(memory: Memory) -> None:

@@ -7,11 +7,11 @@ import io
 import json
 import re
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from pydflash2.cli.models import add_models, load
+from pydflash2.cli.models import add_models, load, say_where
 from pydflash2.results import DrafterStats, Piece, Result, Stats
 from pydflash2.settings import LOOKUPS, Settings
 
@@ -147,7 +147,7 @@ def run(args: argparse.Namespace) -> int:
             prompt,
             **_settings(args),
         )
-        result = _print_or_collect(stream, quiet=args.json)
+        result = _print_or_collect(stream, args.json, lambda: say_where(engine))
     if args.json:
         record = {
             "text": result.text,
@@ -190,12 +190,18 @@ def _given(text: str | None, file: str | None, flag: str) -> str | None:
     return text if file is None else _text(file)
 
 
-def _print_or_collect(stream: Generator[Piece, None, Result], quiet: bool) -> Result:
-    """The stream's result, its text written to stdout as it comes unless `quiet`."""
+def _print_or_collect(
+    stream: Generator[Piece, None, Result], quiet: bool, begin: Callable[[], None]
+) -> Result:
+    """The stream's result, its text written to stdout as it comes unless `quiet`, after a call of `begin`."""
     ended = True  # the text, with a newline
+    begun = False
     try:
         while True:
             piece = next(stream)
+            if not begun:
+                begin()
+                begun = True
             if not quiet:
                 sys.stdout.write(piece.text)
                 sys.stdout.flush()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import Literal
+import sys
+from typing import Any, Literal
 
 import pydflash2
 
@@ -27,14 +28,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         help="tokens a text can have, prompt included (default: the length trained on, 8192 at most)",
     )
     models.add_argument("-t", "--threads", type=int, metavar="N", help="CPU threads (default: one a core)")
-    models.add_argument(
-        "-ngl",
-        "--n-gpu-layers",
-        type=_gpu_layers,
-        default=-1,
-        metavar="N",
-        help="layers on the GPU (default: all, where there is one)",
-    )
+    add_devices(models)
     models.add_argument(
         "--draft-vocabulary",
         type=_vocabulary,
@@ -45,6 +39,45 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_devices(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    parser.add_argument(
+        "-dev",
+        "--device",
+        default="auto",
+        metavar="NAME,...",
+        help="where the target runs: cpu, cuda:0, cuda (all), metal, vulkan:0, rpc:HOST:PORT, or several of "
+        "them (default auto: every GPU, else the CPU)",
+    )
+    parser.add_argument(
+        "-devd",
+        "--draft-device",
+        metavar="NAME",
+        help="where the head runs (default: beside the target)",
+    )
+    parser.add_argument(
+        "-sm",
+        "--split-mode",
+        choices=("layer", "none", "row", "tensor"),
+        default="layer",
+        help="how several devices share the target (default: layer)",
+    )
+    parser.add_argument(
+        "-ts",
+        "--tensor-split",
+        type=_shares,
+        metavar="N,N,...",
+        help="what share of the target each device gets (default: by free memory)",
+    )
+    parser.add_argument(
+        "-ngl",
+        "--n-gpu-layers",
+        type=_gpu_layers,
+        default=-1,
+        metavar="N",
+        help="layers on the GPU (default: all, where there is one)",
+    )
+
+
 def load(args: argparse.Namespace) -> pydflash2.Engine:
     """The engine that `add_models`' arguments name, and `args.exact`."""
     return pydflash2.load(
@@ -52,10 +85,33 @@ def load(args: argparse.Namespace) -> pydflash2.Engine:
         args.head,
         context_size=args.ctx_size,
         n_threads=args.threads,
-        n_gpu_layers=args.n_gpu_layers,
+        **device_options(args),
         draft_vocabulary=args.draft_vocabulary,
         exact=args.exact,
     )
+
+
+def say_where(engine: pydflash2.Engine) -> None:
+    """One line on stderr: the devices that are really used."""
+    print(f"pydflash2: {engine.placement}", file=sys.stderr)
+
+
+def device_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What `pydflash2.load` takes for the arguments that choose devices."""
+    return {
+        "n_gpu_layers": args.n_gpu_layers,
+        "device": args.device.split(",") if "," in args.device else args.device,
+        "draft_device": args.draft_device,
+        "split_mode": args.split_mode,
+        "tensor_split": args.tensor_split,
+    }
+
+
+def _shares(text: str) -> list[float]:
+    try:
+        return [float(share) for share in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers such as 3,1") from None
 
 
 def _vocabulary(text: str) -> int | Literal["auto", "full"]:

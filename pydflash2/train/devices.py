@@ -23,8 +23,8 @@ def chosen(name: str) -> torch.device:
 
 
 def precision(name: str, device: torch.device) -> torch.dtype:
-    """ "auto" is BF16 where the device has instructions that multiply it: there it is twice as fast as F32, and
-    up to fifteen times as slow elsewhere."""
+    """ "auto" is BF16 where the device has instructions that multiply it. There it is twice as fast as F32,
+    elsewhere up to fifteen times as slow."""
     if name == "auto":
         return torch.bfloat16 if device.type != "cpu" or _cpu_multiplies_bfloat16() else torch.float32
     return torch.bfloat16 if name == "bfloat16" else torch.float32
@@ -32,5 +32,5 @@ def precision(name: str, device: torch.device) -> torch.dtype:
 
 def _cpu_multiplies_bfloat16() -> bool:
     """AVX-512 BF16, AMX, or ARM's BF16. False where PyTorch is too old to say."""
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
+    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))

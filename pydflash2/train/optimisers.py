@@ -54,8 +54,8 @@ def rate_share(progress: float, settings: OptimiserSettings) -> float:
 
 
 def orthogonalised(matrix: Tensor, precision: torch.dtype = torch.float32) -> Tensor:
-    """The nearest matrix with singular values of about 1, by Newton and Schulz's iteration, whose products are
-    made in `precision`."""
+    """The nearest matrix with singular values of about 1, by Newton and Schulz's iteration, with products in
+    `precision`."""
     a, b, c = _COEFFICIENTS
     x = matrix.to(precision)
     wide = x.shape[0] <= x.shape[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -11,6 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pydflash2._native import ffi, lib
+
+# Where the tests of numbers run, scripts/test_vulkan.sh has them run on another one.
+DEVICE = os.environ.get("PYDFLASH2_TEST_DEVICE", "cpu")
 
 Ids = npt.NDArray[np.int32]
 Array = npt.NDArray[np.float32]
@@ -69,6 +73,8 @@ class Native:
         taps: int = lib.PD2_TAPS_AUTO,
         batch_invariant: bool = False,
         draft_vocabulary: int = -1,
+        device: str = DEVICE,
+        draft_device: str | None = None,
     ) -> None:
         params = ffi.new("pd2_engine_params *")
         lib.pd2_engine_default_params(params)
@@ -76,7 +82,12 @@ class Native:
         params.target_path, params.kv_type, params.drafter_kv_type = strings[0], strings[2], strings[3]
         params.head_path = ffi.NULL if head is None else strings[1]
         params.context_size, params.batch_size, params.n_threads = context_size, batch_size, n_threads
-        params.n_gpu_layers, params.taps = 0, taps
+        params.taps = taps
+        names = [ffi.new("char[]", name.encode()) for name in device.split(",")]
+        pointers = ffi.new("char *[]", names)
+        params.n_devices, params.devices = len(names), pointers
+        home = ffi.NULL if draft_device is None else ffi.new("char[]", draft_device.encode())
+        params.draft_device = home
         params.batch_invariant = batch_invariant
         params.draft_vocabulary = draft_vocabulary
         self.engine, self._sequence = ffi.NULL, ffi.NULL
