@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from pydflash2 import arguments
+from pydflash2.errors import BackendUnavailableError
 
 SplitMode = Literal["layer", "none", "row", "tensor"]
+
+_SECONDS = 10.0  # that a machine may take to answer
 
 _EXAMPLES = 'give "auto", "cpu", "cuda:0", "metal", "vulkan:0", "rpc:HOST:PORT", or a list of them'
 
@@ -83,9 +87,26 @@ def choice(
     shares = tuple(arguments.number("tensor_split", share, 0) for share in tensor_split or ())
     if shares and not sum(shares):
         raise ValueError(f"tensor_split is {list(shares)}: give at least one device a share")
+    names = _names(device)
+    for name in names:
+        if name.lower().startswith("rpc:"):
+            _reach(name)
     if draft_device is not None:
         draft_device = _name("draft_device", draft_device)
-    return Choice(_names(device), None if draft_device == "auto" else draft_device, split_mode, shares)
+    return Choice(names, None if draft_device == "auto" else draft_device, split_mode, shares)
+
+
+def _reach(name: str) -> None:
+    """Raises where nobody listens: llama.cpp would wait for minutes."""
+    host, colon, port = name.partition(":")[2].rpartition(":")
+    if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise ValueError(f"device is {arguments.brief(name)}: give rpc:HOST:PORT")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_SECONDS).close()
+    except OSError as error:
+        raise BackendUnavailableError(
+            f"device {name} can't be reached: {error}. Start llama.cpp's rpc-server there, or leave it out"
+        ) from None
 
 
 def _names(device: str | Sequence[str]) -> tuple[str, ...]:

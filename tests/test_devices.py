@@ -1,16 +1,10 @@
-"""Which devices a pair runs on: what is asked for is used, or refused with a reason; and what was used is said."""
+"""Which devices a pair runs on: those asked for, or an error with a reason; and what was used is said."""
 
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import pydflash2
@@ -18,9 +12,6 @@ from pydflash2 import BackendUnavailableError, native
 from pydflash2.cli import main
 from pydflash2.devices import Placement
 from tiny.files import TinyFiles
-from tiny.lattice import assert_same_lattice
-from tiny.native import DEVICE, Native
-from tiny.numbers import token_ids
 
 PROMPT = "ABC ABC AB"
 BACK_ENDS = {device["backend"] for device in native.devices()}
@@ -134,3 +125,100 @@ def test_the_command_line(tiny: TinyFiles, capsys: pytest.CaptureFixture[str]) -
     record = json.loads(capsys.readouterr().out)["placement"]
     assert (record["head"], record["splits"]) == ("CPU", 1)
     assert {place["device"] for place in record["operations"]} == {"CPU"}
+
+
+# ---- GPUs: one, two, and a head elsewhere ----------------------------------------------------------------
+
+
+def text_on(files: tuple[Path, Path], **options: object) -> tuple[list[int], Placement]:
+    """Greedy, with drafts of 3."""
+    with pydflash2.load(
+        *files,
+        context_size=128,
+        n_threads=1,
+        kv_type="f32",
+        drafter_kv_type="f32",
+        **options,  # type: ignore[arg-type]
+    ) as engine:
+        result = engine.generate(PROMPT, max_tokens=32, max_draft_tokens=3, lookup="off")
+        assert result.stats.rounds
+        assert result.tokens == engine.generate(PROMPT, max_tokens=32, speculate=False).tokens
+        return result.tokens, engine.placement
+
+
+@needs_gpu
+@pytest.mark.parametrize("name", ["plain", "mixed", "chain", "gemma3", "scaled", "v1"])
+@pytest.mark.parametrize("vocabulary", ["full", 64])
+def test_the_head_runs_beside_the_target_in_one_part(
+    name: str, vocabulary: int | str, tiny: TinyFiles
+) -> None:
+    expected, _ = text_on(tiny.pair(name), device="cpu")
+    found, placement = text_on(tiny.pair(name), device=GPUS[0], draft_vocabulary=vocabulary)
+    assert found == expected
+    assert (placement.target, placement.head) == ((GPUS[0], "CPU"), GPUS[0])
+    assert (placement.splits, placement.fallen_back) == (1, ())
+    tables = {place.name: place for place in placement.tensors if "(target's)" in place.name}
+    if "output.weight (target's)" in tables:
+        assert tables["output.weight (target's)"].borrowed == (vocabulary == "full")
+    assert {place.device for place in placement.tensors if place.name not in tables} == {GPUS[0]}
+
+
+@needs_gpu
+@pytest.mark.parametrize("vocabulary", ["full", 64])
+@pytest.mark.parametrize("name", ["plain", "tied-target", "chain"])
+def test_a_head_away_from_its_target_has_a_copy_of_the_table(
+    name: str, vocabulary: int | str, tiny: TinyFiles
+) -> None:
+    expected, _ = text_on(tiny.pair(name), device="cpu")
+    for device, home in ((GPUS[0], "cpu"), ("cpu", GPUS[0])):
+        found, placement = text_on(
+            tiny.pair(name), device=device, draft_device=home, draft_vocabulary=vocabulary
+        )
+        assert found == expected
+        assert placement.head == (GPUS[0] if home == GPUS[0] else "CPU")
+        assert (placement.splits, placement.fallen_back) == (1, ())
+        table = next(place for place in placement.tensors if place.name.startswith("output.weight"))
+        assert (table.device, table.borrowed) == (placement.head, False)
+
+
+@needs_gpu
+def test_auto_takes_the_gpu_and_half_a_target_can_stay_behind(tiny: TinyFiles) -> None:
+    expected, _ = text_on(tiny.pair("plain"), device="cpu")
+    found, placement = text_on(tiny.pair("plain"))
+    assert (found, placement.target[0], placement.head in GPUS) == (expected, GPUS[0], True)
+    found, placement = text_on(tiny.pair("plain"), device=GPUS[0], n_gpu_layers=2)
+    assert (found, placement.head) == (expected, GPUS[0])
+    with pytest.raises(ValueError, match="no layer on it"):
+        placed(tiny.pair("plain"), device=GPUS[0], n_gpu_layers=0)
+
+
+@needs_gpu
+def test_devices_are_named_in_several_ways(tiny: TinyFiles) -> None:
+    backend = next(device["backend"] for device in native.devices() if device["is_gpu"])
+    for name in (GPUS[0].lower(), backend, f"{backend.lower()}:0"):
+        assert placed(tiny.pair("plain"), device=name).target[0] == GPUS[0]
+    with pytest.raises(
+        BackendUnavailableError, match=f"{backend} has {len(GPUS)}, counted from 0: {GPUS[0]}"
+    ):
+        placed(tiny.pair("plain"), device=f"{backend}:99")
+    with pytest.raises(ValueError, match="twice"):
+        placed(tiny.pair("plain"), device=[GPUS[0], f"{backend}:0"])
+
+
+@needs_two
+@pytest.mark.parametrize("mode", ["layer", "none", "tensor"])
+@pytest.mark.parametrize("vocabulary", ["full", 64])
+def test_several_gpus(mode: str, vocabulary: int | str, tiny: TinyFiles) -> None:
+    expected, _ = text_on(tiny.pair("plain"), device="cpu")
+    for home in (None, GPUS[0], "cpu"):
+        found, placement = text_on(
+            tiny.pair("plain"),
+            device=GPUS[:2],
+            split_mode=mode,
+            draft_device=home,
+            draft_vocabulary=vocabulary,
+        )
+        assert found == expected
+        assert (placement.splits, placement.fallen_back) == (1, ())
+        if home is None:
+            assert placement.head == GPUS[0 if mode == "none" else 1]

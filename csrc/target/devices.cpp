@@ -49,8 +49,8 @@ std::vector<ggml_backend_dev_t> remote_devices(const std::string & name) {
                           : nullptr;
     if (!add) {
         fail(PD2_ERROR_BACKEND,
-             "'%s' was asked for, but this build cannot reach other machines (back ends: %s): build it with "
-             "CMAKE_ARGS=-DGGML_RPC=ON",
+             "'%s' was asked for, but this build cannot reach other machines (back ends: %s): it was built with "
+             "GGML_RPC=OFF, build it without that",
              name.c_str(), back_ends().c_str());
     }
     const std::string  endpoint = name.substr(4);
