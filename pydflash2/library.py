@@ -23,7 +23,7 @@ from pydflash2.errors import NativeModuleError
 
 VARIABLE = "PYDFLASH2_BACKEND"  # names the back end to load, and no other
 ENTRY_POINTS = "pydflash2.backends"  # back end = the package whose _native has it
-_PREFERRED = ("cuda13", "cuda12", "vulkan")  # before others, which go by their names
+PREFERRED = ("cuda13", "cuda12", "vulkan")  # our extras, before others, which go by their names
 _MODULE = "pydflash2._native"
 
 _ADVICE = {  # part of the loader's message: what to do about it
@@ -77,7 +77,7 @@ def _first_that_loads(asked: str | None) -> tuple[ModuleType, Library]:
         installed = ", ".join([*plug_ins, own.backend])
         raise NativeModuleError(
             f"{VARIABLE} is {asked!r}, and no such back end is installed, only {installed}: "
-            + (f"pip install 'pydflash2[{asked}]'" if asked in _PREFERRED else "name another, or unset it")
+            + (f"pip install 'pydflash2[{asked}]'" if asked in PREFERRED else "name another, or unset it")
         )
     return _load(own), own
 
@@ -97,7 +97,7 @@ def describe() -> dict[str, Any]:
 def _plug_ins() -> dict[str, EntryPoint]:
     """By back end, those to try first in front."""
     found = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
-    rank = {name: place for place, name in enumerate(_PREFERRED)}
+    rank = {name: place for place, name in enumerate(PREFERRED)}
     return {name: found[name] for name in sorted(found, key=lambda name: (rank.get(name, len(rank)), name))}
 
 

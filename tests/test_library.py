@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -47,6 +48,11 @@ def plug_in(tmp_path: Path) -> PlugIn:
         (folder / "__init__.py").touch()
         if module is None:
             shutil.copy(MODULE, folder)
+            libraries = (
+                MODULE.parent.parent / "pydflash2.libs"
+            )  # of a repaired wheel, whose modules look there
+            if libraries.is_dir() and not (tmp_path / libraries.name).exists():
+                shutil.copytree(libraries, tmp_path / libraries.name)
         else:
             (folder / MODULE.name).write_bytes(module)
         record = json.loads(RECORD.read_bytes())
@@ -116,6 +122,13 @@ def test_what_is_not_installed_cannot_be_chosen(plug_in: PlugIn, tmp_path: Path)
     assert line.startswith("pydflash2.errors.NativeModuleError: PYDFLASH2_BACKEND is 'cuda12'")
     assert f"only vulkan, {own}: pip install 'pydflash2[cuda12]'" in line
     assert last_line(run(tmp_path, "tpu")).endswith("name another, or unset it")
+
+
+def test_an_extra_asks_for_the_same_version() -> None:
+    project = (Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8")
+    extras = re.findall(r'^(\w+) = \["pydflash2-(\w+)==(.*)"\]', project, re.MULTILINE)
+    assert {extra for extra, _, _ in extras} >= set(native.library.PREFERRED)
+    assert all((package, version) == (extra, pydflash2.__version__) for extra, package, version in extras)
 
 
 # ---- versions ---------------------------------------------------------------------------------------------
