@@ -6,9 +6,21 @@ Features carry the names that Linux gives them in /proc/cpuinfo, on every system
 from __future__ import annotations
 
 import ctypes
+import platform
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+
+# The kernel that lists it first: an older one, where compilers do know of it, says nothing by leaving it out.
+_LISTED_SINCE = {
+    "avx512_bf16": (5, 3),
+    "avx512_fp16": (5, 11),
+    "avx_vnni": (5, 12),
+    "sve2": (5, 2),
+    "i8mm": (5, 7),
+    "bf16": (5, 7),
+}
 
 # What Windows' IsProcessorFeaturePresent calls them. Before Windows 10 2004 it denied all from 36 on.
 _WINDOWS = {
@@ -48,7 +60,12 @@ def missing_features(required: Iterable[str]) -> list[str]:
         except OSError:
             return []
         listed = features_listed(cpuinfo)
-        return [feature for feature in required if feature not in listed] if listed else []
+        kernel = tuple(map(int, re.findall(r"\d+", platform.release())[:2]))
+        return [
+            feature
+            for feature in required
+            if listed and feature not in listed and kernel >= _LISTED_SINCE.get(feature, ())
+        ]
     return [feature for feature in required if _has(feature) is False]
 
 

@@ -248,6 +248,16 @@ def test_only_what_is_known_to_be_missing_is(
     assert cpu.missing_features(["avx2", "fma"]) == missing
 
 
+@ON_LINUX
+@pytest.mark.parametrize("kernel, missing", [("5.10.0-30-amd64", ["fma"]), ("6.1.0", ["fma", "avx_vnni"])])
+def test_an_old_kernel_is_not_asked_about_new_features(
+    kernel: str, missing: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "release", lambda: kernel)
+    monkeypatch.setattr(cpu, "features_listed", lambda _: {"avx2"})
+    assert cpu.missing_features(["avx2", "fma", "avx_vnni"]) == missing
+
+
 def test_this_module_runs_here() -> None:
     record = json.loads(RECORD.read_bytes())
     assert record["version"] == pydflash2.__version__
