@@ -2,6 +2,7 @@
 #
 # Sets  LLAMA_CPP_SOURCE_DIR   the source, for headers
 #       LLAMA_CPP_VERSION_TEXT what pd2_llama_cpp_pin() says
+#       GGML_*                 what its archives were built with
 # Adds  target llama_cpp       llama, ggml, its back ends and what those link
 
 set(PYDFLASH2_LLAMA_CPP_DIR "" CACHE PATH "llama.cpp source to build against instead of the pinned one")
@@ -229,7 +230,7 @@ function(pd2_build_llama_cpp settings prefix)
     file(REMOVE_RECURSE ${work})
 endfunction()
 
-function(pd2_import_llama_cpp prefix)
+macro(pd2_import_llama_cpp prefix)  # no function: GGML_*, as its package says it was built with, are for everybody
     list(PREPEND CMAKE_PREFIX_PATH ${prefix})  # before a llama.cpp that is installed system-wide
     unset(llama_LIBRARY CACHE)
     unset(llama_DIR CACHE)
@@ -244,7 +245,7 @@ function(pd2_import_llama_cpp prefix)
     if(UNIX AND NOT APPLE)
         target_link_libraries(llama_cpp INTERFACE ${CMAKE_DL_LIBS})
     endif()
-endfunction()
+endmacro()
 
 pd2_find_llama_cpp()
 pd2_llama_cpp_settings(settings)

@@ -6,6 +6,12 @@
 
 #include "pydflash2.h"
 
+#if defined(__GNUC__)
+#define PD2_PRINTF(format_at, arguments_at) __attribute__((format(printf, format_at, arguments_at)))
+#else
+#define PD2_PRINTF(format_at, arguments_at)
+#endif
+
 namespace pd2 {
 
 struct Error : std::runtime_error {
@@ -15,6 +21,6 @@ struct Error : std::runtime_error {
 };
 
 // printf-style message; the whole sentence for the user: what failed, why, one thing to do.
-[[noreturn]] void fail(pd2_status status, const char * format, ...) __attribute__((format(printf, 2, 3)));
+[[noreturn]] void fail(pd2_status status, const char * format, ...) PD2_PRINTF(2, 3);
 
 }  // namespace pd2

@@ -18,6 +18,7 @@ from pydflash2.errors import (
     HeadMismatchError,
     ModelFileError,
     NativeError,
+    NativeModuleError,
     OutOfMemoryError,
     PyDFlash2Error,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "HeadMismatchError",
     "ModelFileError",
     "NativeError",
+    "NativeModuleError",
     "OutOfMemoryError",
     "Piece",
     "PyDFlash2Error",

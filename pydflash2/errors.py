@@ -26,6 +26,10 @@ class BackendUnavailableError(PyDFlash2Error):
     """A device, a back end or the compiled module itself is not there."""
 
 
+class NativeModuleError(BackendUnavailableError, ImportError):
+    """No compiled module can be loaded: it is missing, of another version, or this machine can't run it."""
+
+
 class ContextOverflowError(PyDFlash2Error):
     """The text does not fit the engine's context. Raised before anything is computed or lost."""
 

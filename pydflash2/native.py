@@ -19,24 +19,12 @@ from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeV
 import numpy as np
 import numpy.typing as npt
 
+from pydflash2 import library
 from pydflash2.devices import Choice, OperationPlace, Placement, TensorPlace
 from pydflash2.errors import EngineBusyError, EngineClosedError, NativeError, error_from_status
 
 if TYPE_CHECKING:
     from pydflash2.settings import Sampling
-
-try:
-    from pydflash2._native import ffi, lib
-except ImportError as error:
-    advice = (
-        "OpenMP's library is missing: install it (Debian, Ubuntu: apt-get install libgomp1)"
-        if "gomp" in str(error)
-        else "if that is the source folder, Python took it for the package: change to another one, or run "
-        "'pip install .'"
-    )
-    raise ImportError(
-        f"the compiled part of pydflash2 can't be loaded from {Path(__file__).parent}: {error}; {advice}"
-    ) from error
 
 __all__ = [
     "LOOKUPS",
@@ -52,6 +40,9 @@ __all__ = [
     "string",
     "system_info",
 ]
+
+_native = library.load()
+ffi, lib = _native.ffi, _native.lib
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int32]

@@ -25,7 +25,7 @@ constexpr int kMaxDepth = 256;
 
 thread_local std::string * left_out = nullptr;  // where the translation under way says what it could not do
 
-[[maybe_unused]] int note_left_out(FILE *, const char * format, ...) __attribute__((format(printf, 2, 3)));
+[[maybe_unused]] int note_left_out(FILE *, const char * format, ...) PD2_PRINTF(2, 3);
 [[maybe_unused]] int note_left_out(FILE *, const char * format, ...) {
     char    line[1024];
     va_list args;

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pydflash2
-from pydflash2 import model_files, native
+from pydflash2 import library, model_files, native
 from pydflash2.cli.models import add_devices, device_options
 from pydflash2.devices import Placement
 from pydflash2.errors import ModelFileError
@@ -156,6 +156,7 @@ def _installation(as_json: bool) -> int:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "llama_cpp": native.llama_cpp_pin(),
+        "library": library.describe(),
         "backends": sorted({device["backend"] for device in devices}),
         "devices": devices,
         "cpu_features": _cpu_features(native.system_info()),
@@ -166,6 +167,11 @@ def _installation(as_json: bool) -> int:
         return 0
     for key in ("pydflash2", "python", "platform", "llama_cpp"):
         print(f"{key.replace('_', '.'):12} {record[key]}")
+    loaded = record["library"]
+    print(f"{'module':12} {loaded['backend']}, of {loaded['package']}: {loaded['path']}")
+    print(f"{'made for':12} {', '.join(loaded['cpu_features']) or 'any CPU of this kind'}")
+    for name, obstacle in loaded["plug_ins"].items():
+        print(f"{'plug-in':12} {name}{f': {obstacle}' if obstacle else ''}")
     print(f"{'back ends':12} {', '.join(record['backends'])}")
     for device in devices:
         free, total = (device[key] / 2**30 for key in ("memory_free", "memory_total"))
