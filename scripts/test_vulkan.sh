@@ -1,0 +1,54 @@
+#!/bin/bash
+# Builds pydflash2 with llama.cpp's Vulkan back end and runs the tests of numbers on a Vulkan device: drafts against the
+# reference's, texts against the target's own, a head beside its target, away from it, and on two devices.
+#
+#     scripts/test_vulkan.sh [pytest's arguments]
+#
+# Takes the GPU that GGML_VK_VISIBLE_DEVICES names; where it is not set, Mesa's software device, twice over, so that no GPU is needed.
+# On Debian as root it installs what is missing: Vulkan's loader and headers, glslc, SPIRV's headers, Mesa's drivers.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+root=$PWD
+work=$root/build/test-vulkan
+mkdir -p "$work"
+export PIP_DISABLE_PIP_VERSION_CHECK=1
+
+missing=()
+command -v glslc > /dev/null || missing+=(glslc)
+for file in vulkan/vulkan.hpp:libvulkan-dev spirv/unified1/spirv.hpp:spirv-headers; do
+    [ -e "/usr/include/${file%:*}" ] || missing+=("${file#*:}")
+done
+if [ -z "${GGML_VK_VISIBLE_DEVICES-}" ] && ! ls /usr/share/vulkan/icd.d/lvp_icd.* > /dev/null 2>&1; then
+    missing+=(mesa-vulkan-drivers)
+fi
+if [ ${#missing[@]} -gt 0 ]; then
+    if [ "$(id -u)" != 0 ] || ! command -v apt-get > /dev/null; then
+        echo "scripts/test_vulkan.sh: missing: ${missing[*]} (Debian's names). Install them and run again." >&2
+        exit 1
+    fi
+    apt-get update -q
+    DEBIAN_FRONTEND=noninteractive apt-get install -q -y "${missing[@]}"
+fi
+if [ -z "${GGML_VK_VISIBLE_DEVICES-}" ]; then
+    VK_ICD_FILENAMES=$(ls /usr/share/vulkan/icd.d/lvp_icd.*)
+    export VK_ICD_FILENAMES GGML_VK_VISIBLE_DEVICES=0,0 # ggml takes no software device that isn't asked for
+fi
+
+python3 -m venv "$work/venv"
+PATH=$work/venv/bin:$PATH
+CMAKE_ARGS="-DGGML_VULKAN=ON -DPYDFLASH2_WERROR=ON" python -m pip install -q '.[test]'
+
+# Where no device is found everything would run on the CPU, and pass.
+(cd "$work" && python - << 'END'
+from pydflash2 import native
+
+found = [device for device in native.devices() if device["backend"] == "Vulkan"]
+for device in found:
+    print(f"{device['name']}: {device['description']}")
+raise SystemExit(None if found else "scripts/test_vulkan.sh: Vulkan finds no device here (see vulkaninfo)")
+END
+)
+
+export PYDFLASH2_TEST_DEVICE=vulkan:0 OMP_NUM_THREADS=1
+tests=(tests/test_{devices,parity,lossless,draft_vocabulary,sequence}.py)
+python -m pytest -q -p no:cacheprovider "${tests[@]}" "$@"
