@@ -166,9 +166,10 @@ def listed(head: Path, *options: object) -> dict[str, list[Operation]]:
 def asked(device: str, operations: Sequence[Operation]) -> list[bool] | None:
     """What a device of this build says to each operation; None where there is no such device."""
     text = "".join(operation.line + "\n" for operation in operations)
-    done = subprocess.run(
-        [GRAPH_OPS, "ask", device], input=text, capture_output=True, text=True, timeout=600, errors="replace"
-    )
+    command = [GRAPH_OPS, "ask", device]
+    # Unset, ggml passes over Vulkan devices that are a CPU.
+    environment = {"GGML_VK_VISIBLE_DEVICES": "0", **os.environ}
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=600, env=environment)
     if done.returncode == 3:
         return None
     assert done.returncode == 0, done.stderr
