@@ -30,6 +30,8 @@ _ADVICE = {  # part of the loader's message: what to do about it
     "libgomp": "OpenMP's library is missing: install it (Debian, Ubuntu: apt-get install libgomp1)",
     "libvulkan": "Vulkan's loader is missing: install it (Debian, Ubuntu: apt-get install libvulkan1)",
     "libcuda.so": "NVIDIA's driver is missing: install it",
+    "libcudart": "CUDA's runtime is missing: install the version that is named",
+    "libcublas": "CUDA's cuBLAS is missing: install the version that is named",
 }
 
 

@@ -109,7 +109,7 @@ if python -c 'import ctypes; ctypes.CDLL("libcuda.so.1")' 2> /dev/null; then
 else
     says=$(python -c 'import pydflash2' 2>&1 | tail -n 1 || true)
     echo "without the driver: $says"
-    [[ $says == *"needs their driver"* ]] || give_up "that sentence does not say that the driver is missing"
+    [[ $says == *"driver is missing"* ]] || give_up "that sentence does not say that the driver is missing"
     LD_LIBRARY_PATH=$work/driver/load${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} python -c "$devices"
 fi
 

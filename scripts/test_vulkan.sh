@@ -32,6 +32,7 @@ fi
 if [ -z "${GGML_VK_VISIBLE_DEVICES-}" ]; then
     VK_ICD_FILENAMES=$(ls /usr/share/vulkan/icd.d/lvp_icd.*)
     export VK_ICD_FILENAMES GGML_VK_VISIBLE_DEVICES=0,0 # ggml takes no software device that isn't asked for
+    export GGML_VK_DISABLE_INTEGER_DOT_PRODUCT=1        # Mesa 22.3 crashes on ggml's integer products of matrices
 fi
 
 python3 -m venv "$work/venv"
@@ -50,5 +51,4 @@ END
 )
 
 export PYDFLASH2_TEST_DEVICE=vulkan:0 OMP_NUM_THREADS=1
-tests=(tests/test_{devices,parity,lossless,draft_vocabulary,sequence}.py)
-python -m pytest -q -p no:cacheprovider "${tests[@]}" "$@"
+python -m pytest -q -p no:cacheprovider tests/test_{devices,parity,lossless,operations}.py "$@"

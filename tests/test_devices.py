@@ -131,7 +131,7 @@ def test_the_command_line(tiny: TinyFiles, capsys: pytest.CaptureFixture[str]) -
 
 
 def text_on(files: tuple[Path, Path], **options: object) -> tuple[list[int], Placement]:
-    """Greedy, with drafts of 3."""
+    """Greedy, with drafts of 3. Short: a software device takes its time."""
     with pydflash2.load(
         *files,
         context_size=128,
@@ -140,9 +140,9 @@ def text_on(files: tuple[Path, Path], **options: object) -> tuple[list[int], Pla
         drafter_kv_type="f32",
         **options,  # type: ignore[arg-type]
     ) as engine:
-        result = engine.generate(PROMPT, max_tokens=32, max_draft_tokens=3, lookup="off")
+        result = engine.generate(PROMPT, max_tokens=12, max_draft_tokens=3, lookup="off")
         assert result.stats.rounds
-        assert result.tokens == engine.generate(PROMPT, max_tokens=32, speculate=False).tokens
+        assert result.tokens == engine.generate(PROMPT, max_tokens=12, speculate=False).tokens
         return result.tokens, engine.placement
 
 
@@ -210,7 +210,7 @@ def test_devices_are_named_in_several_ways(tiny: TinyFiles) -> None:
 @pytest.mark.parametrize("vocabulary", ["full", 64])
 def test_several_gpus(mode: str, vocabulary: int | str, tiny: TinyFiles) -> None:
     expected, _ = text_on(tiny.pair("plain"), device="cpu")
-    for home in (None, GPUS[0], "cpu"):
+    for home in (None, GPUS[0]):
         found, placement = text_on(
             tiny.pair("plain"),
             device=GPUS[:2],

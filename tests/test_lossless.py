@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydflash2._native import lib
 from tiny.files import TinyFiles
 from tiny.heads import HEADS
-from tiny.native import Array, Native
+from tiny.native import DEVICE, Array, Native
 from tiny.numbers import token_ids
 
 # One head a target; what each target stands for.
@@ -28,7 +28,7 @@ PAIRS = {
     "qwen35": "gated delta net, rolled back by snapshots",
     "chain": "drafts that are accepted",
 }
-N_TOKENS = 40
+N_TOKENS = 40 if DEVICE == "cpu" else 16  # a software device takes its time
 
 
 def prompts(head: str) -> list[list[int]]:
@@ -44,7 +44,7 @@ def test_text_is_the_targets_own_at_every_width(name: str, tiny: TinyFiles) -> N
         for prompt in prompts(name):
             expected = engine.plain(prompt, N_TOKENS)
             assert len(set(expected)) > 1
-            for width in range(1, HEADS[name].block_size):
+            for width in range(1, HEADS[name].block_size) if DEVICE == "cpu" else (1, 2, 4, 7):
                 text, _ = engine.speculative(prompt, N_TOKENS, width)
                 assert text == expected, f"width {width}"
 

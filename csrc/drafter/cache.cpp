@@ -1,6 +1,7 @@
 #include "cache.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "error.h"
 
@@ -12,6 +13,22 @@ constexpr int32_t kGpuCellStep = 256;  // attention kernels of GPUs want whole m
 
 int32_t round_up(int32_t value, int32_t step) {
     return (value + step - 1) / step * step;
+}
+
+// Vulkan's kernels for attention and products end the process where a layer's part of a row begins between two steps of the device's
+// alignment.
+void check_alignment(const CacheGroup & group, ggml_backend_dev_t device) {
+    const size_t layers = group.layers.size();
+    const size_t bytes  = group.k->nb[1] / layers;
+    const size_t step   = ggml_backend_buft_get_alignment(ggml_backend_dev_buffer_type(device));
+    if (layers > 1 && bytes % step != 0 &&
+        std::strcmp(ggml_backend_reg_name(ggml_backend_dev_backend_reg(device)), "Vulkan") == 0) {
+        fail(
+            PD2_ERROR_BACKEND,
+            "%s cannot run this head: it reads memory from multiples of %zu bytes on, and K of a layer takes %zu; give "
+            "draft_device=\"cpu\"",
+            ggml_backend_dev_name(device), step, bytes);
+    }
 }
 
 }  // namespace
@@ -63,6 +80,7 @@ Cache::Cache(const HeadParams & params, int32_t context_size, ggml_type type, gg
         const int64_t width = static_cast<int64_t>(group.layers.size()) * params.n_head_kv * params.head_dim;
         group.k             = ggml_new_tensor_2d(context_.get(), type, width, group.ring.n_cells() + 1);
         group.v             = ggml_new_tensor_2d(context_.get(), type, width, group.ring.n_cells() + 1);
+        check_alignment(group, device);
     }
     // Linux grants any amount of main memory and ends the process when it is used.
     size_t free = 0, total = 0, bytes = 0;
