@@ -18,11 +18,14 @@ int32_t round_up(int32_t value, int32_t step) {
 // Vulkan's kernels for attention and products end the process where a layer's part of a row begins between two steps of the device's
 // alignment.
 void check_alignment(const CacheGroup & group, ggml_backend_dev_t device) {
+    ggml_backend_reg_t back_end = ggml_backend_dev_backend_reg(device);
+    if (!back_end || std::strcmp(ggml_backend_reg_name(back_end), "Vulkan") != 0) {
+        return;
+    }
     const size_t layers = group.layers.size();
     const size_t bytes  = group.k->nb[1] / layers;
     const size_t step   = ggml_backend_buft_get_alignment(ggml_backend_dev_buffer_type(device));
-    if (layers > 1 && bytes % step != 0 &&
-        std::strcmp(ggml_backend_reg_name(ggml_backend_dev_backend_reg(device)), "Vulkan") == 0) {
+    if (layers > 1 && bytes % step != 0) {
         fail(
             PD2_ERROR_BACKEND,
             "%s cannot run this head: it reads memory from multiples of %zu bytes on, and K of a layer takes %zu; give "
