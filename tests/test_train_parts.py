@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 from checkpoints import CONFIG_2  # noqa: E402
 from pydflash2.convert.config import HeadConfig  # noqa: E402
 from pydflash2.errors import OutOfMemoryError  # noqa: E402
-from pydflash2.train import plan  # noqa: E402
+from pydflash2.train import devices, plan  # noqa: E402
 from pydflash2.train.batches import Batches, BatchSettings  # noqa: E402
 from pydflash2.train.codebooks import Codebooks  # noqa: E402
 from pydflash2.train.head import Head  # noqa: E402
@@ -235,3 +235,35 @@ def test_features_that_are_there_are_room_for_features(
         plan.check(needs, torch.device("cpu"), tmp_path)
     (tmp_path / "features-00000.safetensors").write_bytes(bytes(700))
     plan.check(needs, torch.device("cpu"), tmp_path)
+
+
+# ---- where and with which numbers ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "expected"),
+    [
+        ({"avx2": True}, torch.float32),
+        ({"avx512_f": True, "avx512_bf16": False}, torch.float32),
+        ({"avx512_bf16": True}, torch.bfloat16),
+        ({"bf16": True}, torch.bfloat16),
+    ],
+)
+def test_a_cpu_multiplies_what_it_has_instructions_for(
+    capabilities: dict[str, bool], expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    cpu = torch.device("cpu")
+    assert devices.precision("auto", cpu) == expected
+    assert devices.precision("float32", cpu) == torch.float32
+    assert devices.precision("bfloat16", cpu) == torch.bfloat16
+    monkeypatch.delattr(torch.cpu, "get_capabilities")  # PyTorch before 2.11
+    assert devices.precision("auto", cpu) == torch.float32
+
+
+def test_products_of_bfloat16_orthogonalise_too() -> None:
+    matrix = torch.randn(24, 40, generator=torch.Generator().manual_seed(5))
+    exact, rounded = orthogonalised(matrix), orthogonalised(matrix, torch.bfloat16)
+    assert rounded.dtype == torch.float32
+    assert not torch.equal(exact, rounded)
+    assert torch.nn.functional.cosine_similarity(exact.flatten(), rounded.flatten(), 0) > 0.995
