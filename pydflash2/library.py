@@ -91,6 +91,7 @@ def describe() -> dict[str, Any]:
         "backend": loaded.backend,
         "package": loaded.package,
         "path": str(loaded.path),
+        "backends": loaded.backends,
         "cpu_features": loaded.cpu_features,
         "plug_ins": {name: passed_over.get(name) for name in _plug_ins()},
     }
@@ -119,7 +120,7 @@ def _own() -> Library:
             "folder, Python took it for the package: change to another one, or run 'pip install .'"
         )
     own = _library("", "pydflash2", spec)
-    devices = [name for name in own.backends if name not in ("cpu", "blas")]
+    devices = [name for name in own.backends if name not in ("cpu", "blas", "rpc")]
     return own._replace(backend="+".join(devices) or "cpu")
 
 

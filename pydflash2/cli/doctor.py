@@ -20,6 +20,8 @@ from pydflash2.results import Memory
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
+_BUILT_AS = {"MTL": "metal", "ROCm": "hip"}  # ggml's names for back ends whose switch has another
+
 
 def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     parser = commands.add_parser(
@@ -172,7 +174,11 @@ def _installation(as_json: bool) -> int:
     print(f"{'made for':12} {', '.join(loaded['cpu_features']) or 'any CPU of this kind'}")
     for name, obstacle in loaded["plug_ins"].items():
         print(f"{'plug-in':12} {name}{f': {obstacle}' if obstacle else ''}")
-    print(f"{'back ends':12} {', '.join(record['backends'])}")
+    print(f"{'back ends':12} {', '.join(loaded['backends'])}")
+    found = {_BUILT_AS.get(name, name.lower()) for name in record["backends"]}
+    idle = {*loaded["backends"]} - found - {"rpc", "blas"}
+    for name in sorted(idle):
+        print(f"{'device':12} none that {name} finds")
     for device in devices:
         free, total = (device[key] / 2**30 for key in ("memory_free", "memory_total"))
         print(f"{'device':12} {device['name']}: {device['description']}, {free:.1f} of {total:.1f} GiB free")
