@@ -129,11 +129,14 @@ std::vector<ggml_backend_dev_t> find_devices(const std::string & name) {
     }
     ggml_backend_reg_t back_end = back_end_of(kind);
     if (!back_end) {
+        const bool   is_extra = kind == "cuda" || kind == "vulkan";
+        const char * advice   = is_extra ? (kind == "cuda" ? "pip install 'pydflash2[cuda12]' (or [cuda13])"
+                                                           : "pip install 'pydflash2[vulkan]'")
+                                         : "build it with llama.cpp's switch for that";
         fail(PD2_ERROR_BACKEND,
-             "the device '%.80s' was asked for, but this build has no such back end (it has %s): install one that has, "
-             "or "
-             "give another device",
-             name.c_str(), back_ends().c_str());
+             "the device '%.80s' was asked for, but this build has no such back end (it has %s): %s, or give another "
+             "device",
+             name.c_str(), back_ends().c_str(), advice);
     }
     std::vector<ggml_backend_dev_t> devices;
     for (size_t i = 0; i < ggml_backend_reg_dev_count(back_end); ++i) {
