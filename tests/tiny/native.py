@@ -15,6 +15,7 @@ from pydflash2._native import ffi, lib
 
 # Where the tests of numbers run, scripts/test_vulkan.sh has them run on another one.
 DEVICE = os.environ.get("PYDFLASH2_TEST_DEVICE", "cpu")
+DRAFT_DEVICE = os.environ.get("PYDFLASH2_TEST_DRAFT_DEVICE")
 
 Ids = npt.NDArray[np.int32]
 Array = npt.NDArray[np.float32]
@@ -74,7 +75,7 @@ class Native:
         batch_invariant: bool = False,
         draft_vocabulary: int = -1,
         device: str = DEVICE,
-        draft_device: str | None = None,
+        draft_device: str | None = DRAFT_DEVICE,
     ) -> None:
         params = ffi.new("pd2_engine_params *")
         lib.pd2_engine_default_params(params)
