@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 
 import pydflash2
@@ -121,3 +124,40 @@ def test_drafts_depend_on_the_text_alone(tiny: TinyFiles) -> None:
         engine.prefill(PROMPT)
         again = engine.draft(7)
     assert [sorted(row) for row in first.candidates] == [sorted(row) for row in again.candidates]
+
+
+def in_parts(target: Path, folder: Path, n_tensors: int) -> Path:
+    """The same target in files of `n_tensors` each, as llama.cpp splits large ones: the first."""
+    reader = gguf.GGUFReader(target)
+    architecture = str(reader.fields["general.architecture"].contents())
+    writer = gguf.GGUFWriter(
+        folder / "target.gguf", architecture, use_temp_file=False, split_max_tensors=n_tensors
+    )
+    for name, field in reader.fields.items():
+        if name.startswith("GGUF.") or name == "general.architecture":
+            continue
+        kind = field.types[0]
+        element = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+        writer.add_key_value(name, field.contents(), kind, sub_type=element)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return min(folder.glob("target-00001-of-*.gguf"))
+
+
+@pytest.mark.parametrize("head", ["plain", "tied-target"])
+@pytest.mark.parametrize("n_tensors", [1, 7])
+def test_a_target_in_several_files(head: str, n_tensors: int, tiny: TinyFiles, tmp_path: Path) -> None:
+    """Its output table may lie in any of them."""
+    whole, head_file = tiny.pair(head)
+    first = in_parts(whole, tmp_path, n_tensors)
+    drafts = []
+    for target in (whole, first):
+        with Native(target, head_file, draft_vocabulary=100) as engine:
+            engine.prefill(PROMPT)
+            drafts.append(engine.draft(7))
+    np.testing.assert_array_equal(drafts[0].scores, drafts[1].scores)
+    np.testing.assert_array_equal(drafts[0].candidates, drafts[1].candidates)

@@ -13,6 +13,28 @@ constexpr int32_t kSpareShare = 4;
 
 constexpr int32_t kLeast = 1024, kMost = 32768;
 
+// All files of a target whose first is name-00001-of-00003.gguf, as llama.cpp names them; else the one.
+std::vector<std::string> files_of(const std::string & path) {
+    const std::string end = ".gguf", first = "-00001-of-";
+    const size_t      digits = 5;
+    const size_t      length = first.size() + digits + end.size();
+    const size_t      at     = path.size() < length ? std::string::npos : path.size() - length;
+    if (at == std::string::npos || path.compare(at, first.size(), first) != 0) {
+        return {path};
+    }
+    const std::string total = path.substr(at + first.size(), digits);
+    if (total.find_first_not_of("0123456789") != std::string::npos) {
+        return {path};
+    }
+    std::vector<std::string> files;
+    for (int i = 1; i <= std::stoi(total); ++i) {
+        std::string number = std::to_string(i);
+        number.insert(0, digits - number.size(), '0');
+        files.push_back(path.substr(0, at) + "-" + number + "-of-" + total + end);
+    }
+    return files;
+}
+
 }  // namespace
 
 DraftVocabulary::DraftVocabulary(const Source & source, const std::vector<int32_t> & ranked, int32_t n,
@@ -79,24 +101,32 @@ int32_t DraftVocabulary::choose(int32_t n_vocab) {
 }
 
 void DraftVocabulary::find_rows(const Source & source) {
-    const GgufPtr gguf = [&] {
-        gguf_init_params params = {/*.no_alloc =*/true, /*.ctx =*/nullptr};
-        return GgufPtr(gguf_init_from_file(path_.c_str(), params));
-    }();
-    int64_t id = gguf ? gguf_find_tensor(gguf.get(), "output.weight") : -1;
-    if (gguf && id < 0) {
-        id = gguf_find_tensor(gguf.get(), "token_embd.weight");  // tied
+    const auto find = [&](const char * name) {
+        for (const std::string & path : files_of(source.path)) {
+            const gguf_init_params params = {/*.no_alloc =*/true, /*.ctx =*/nullptr};
+            const GgufPtr          gguf(gguf_init_from_file(path.c_str(), params));
+            const int64_t          id = gguf ? gguf_find_tensor(gguf.get(), name) : -1;
+            if (id < 0) {
+                continue;
+            }
+            if (gguf_get_tensor_type(gguf.get(), id) == source.output->type &&
+                gguf_get_tensor_size(gguf.get(), id) == static_cast<uint64_t>(source.output->ne[1]) * row_size_) {
+                path_   = path;
+                offset_ = gguf_get_data_offset(gguf.get()) + gguf_get_tensor_offset(gguf.get(), id);
+                file_.reset(std::fopen(path.c_str(), "rb"));
+            }
+            return true;
+        }
+        return false;
+    };
+    const bool found = find("output.weight") || find("token_embd.weight");  // tied targets have the latter alone
+    if (found && file_) {
+        return;
     }
-    file_.reset(std::fopen(path_.c_str(), "rb"));
-    if (id < 0 || !file_ || gguf_get_tensor_type(gguf.get(), id) != source.output->type ||
-        gguf_get_tensor_size(gguf.get(), id) != static_cast<uint64_t>(source.output->ne[1]) * row_size_) {
-        fail(PD2_ERROR_MODEL_FILE,
-             "'%s' does not hold the target's output table as it is loaded, so no draft vocabulary can be taken from "
-             "it; "
-             "load with draft_vocabulary=\"full\"",
-             path_.c_str());
-    }
-    offset_ = gguf_get_data_offset(gguf.get()) + gguf_get_tensor_offset(gguf.get(), id);
+    fail(PD2_ERROR_MODEL_FILE,
+         "'%s' does not hold the target's output table as it is loaded, so no draft vocabulary can be taken from "
+         "it; load with draft_vocabulary=\"full\", and the head beside the target",
+         source.path.c_str());
 }
 
 void DraftVocabulary::read_rows(int32_t first, int32_t n, uint8_t * rows) {
