@@ -382,11 +382,12 @@ class NativeEngine:
             int(self.head.round_splits),
         )
 
-    def _listed(self, kind: str, call: Any) -> list[Any]:
-        """All entries of a list that the native code has."""
+    def _listed(self, kind: str, call: Any) -> Any:
+        """All entries of a list of the native code's, an array that must outlive what is taken from it."""
         count = call(self._engine, ffi.NULL, 0)
         entries = ffi.new(f"{kind}[]", count)
-        return [entries[i] for i in range(call(self._engine, entries, count))]
+        call(self._engine, entries, count)
+        return entries
 
     @_one_at_a_time
     def alone(self, call: Callable[[], _Returned]) -> _Returned:
