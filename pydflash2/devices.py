@@ -84,7 +84,7 @@ def choice(
         raise ValueError(
             f'split_mode is {arguments.brief(split_mode)}: use "layer", "none", "row" or "tensor"'
         )
-    shares = tuple(arguments.number("tensor_split", share, 0) for share in tensor_split or ())
+    shares = _shares(tensor_split)
     if shares and not sum(shares):
         raise ValueError(f"tensor_split is {list(shares)}: give at least one device a share")
     names = _names(device)
@@ -94,6 +94,16 @@ def choice(
     if draft_device is not None:
         draft_device = _name("draft_device", draft_device)
     return Choice(names, None if draft_device == "auto" else draft_device, split_mode, shares)
+
+
+def _shares(tensor_split: Iterable[float] | None) -> tuple[float, ...]:
+    try:
+        given = iter(() if tensor_split is None else tensor_split)
+    except TypeError:
+        raise TypeError(
+            f"tensor_split is {arguments.brief(tensor_split)}: give a number for each device"
+        ) from None
+    return tuple(arguments.number("tensor_split", share, 0) for share in given)
 
 
 def _reach(name: str) -> None:

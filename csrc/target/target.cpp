@@ -352,7 +352,10 @@ void LlamaTarget::treat_rows_alike() {
     for (int i = 0; i < ggml_backend_sched_get_n_backends(sched); ++i) {
         ggml_backend_t     backend = ggml_backend_sched_get_backend(sched, i);
         ggml_backend_reg_t reg     = ggml_backend_dev_backend_reg(ggml_backend_get_device(backend));
-        auto               set     = reinterpret_cast<void (*)(ggml_backend_t, bool)>(
+        if (!reg) {
+            continue;  // several devices as one
+        }
+        auto set = reinterpret_cast<void (*)(ggml_backend_t, bool)>(
             ggml_backend_reg_get_proc_address(reg, "ggml_backend_cpu_set_use_ref"));
         if (set) {
             set(backend, true);

@@ -96,6 +96,13 @@ NEAR: dict[str, tuple[Any, ...]] = {
     "batch_size": (None, 1, 2, 8, 64, 2**31 - 1),
     "n_threads": (None, 1, 2, 512, 513),
     "n_gpu_layers": (-1, 0, 1, 99),
+    "device": (
+        "auto", "cpu", "CPU", "cpu:0", "cpu:1", ["cpu"], ["cpu", "cpu"], "cuda:0", "tpu",
+        "rpc:localhost:1", "x:", "",
+    ),
+    "draft_device": (None, "auto", "cpu", "cuda", "rpc:localhost:1", ":0"),
+    "split_mode": ("layer", "none", "row", "tensor", "rows"),
+    "tensor_split": (None, [], [1], [3, 1], [0, 0], [-1], [1e308, 1e308], "1"),
     "kv_type": ("f16", "f32", "q8_0", "q4_0", "iq4_nl", "bf16", "q9", "F16"),
     "drafter_kv_type": ("f16", "f32", "q8_0"),
     "taps": ("auto", "wired", "callback", "x"),
