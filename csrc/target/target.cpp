@@ -171,6 +171,7 @@ class LlamaTarget : public Target {
     void check_memory() const;
     void refuse_assertion() const;
     void treat_rows_alike();
+    void callback_must_reach() const;
     void create_context(int32_t max_rollback, bool with_callback);
     void check_decode(const int32_t * tokens, int32_t n, int32_t position, Logits logits) const;
     void recover(int32_t position);
@@ -363,6 +364,17 @@ void LlamaTarget::treat_rows_alike() {
     }
 }
 
+// Of a tensor that is spread over devices the callback sees a part, or memory it may not read.
+void LlamaTarget::callback_must_reach() const {
+    if (params_.split == PD2_SPLIT_TENSOR) {
+        fail(PD2_ERROR_HEAD_MISMATCH,
+             "the layers this head reads are taken from the graph of a target of architecture %s as it is computed, "
+             "which "
+             "cannot be done with split_mode \"tensor\": give split_mode \"layer\"",
+             architecture_.c_str());
+    }
+}
+
 void LlamaTarget::open(const std::vector<int32_t> & taps, int32_t max_rollback) {
     taps_ = Taps(taps, llama_model_n_layer(model_.get()), llama_model_n_embd(model_.get()));
 
@@ -381,6 +393,9 @@ void LlamaTarget::open(const std::vector<int32_t> & taps, int32_t max_rollback) 
     // llama.cpp takes the callback with the context only, and it costs a synchronisation in every part of the graph:
     // made without it first, as most targets that heads exist for are wired.
     bool callback = params_.taps_mode == PD2_TAPS_CALLBACK || taps_.need_every_output();
+    if (callback && !taps_.empty()) {
+        callback_must_reach();
+    }
     create_context(max_rollback, callback && !taps_.empty());
     if (!taps_.empty()) {
         if (params_.taps_mode != PD2_TAPS_CALLBACK && !taps_.wire(context_.get(), architecture_, batch_size_)) {
@@ -390,6 +405,7 @@ void LlamaTarget::open(const std::vector<int32_t> & taps, int32_t max_rollback) 
                      "leave the choice of taps automatic",
                      architecture_.c_str());
             }
+            callback_must_reach();
             if (!callback) {
                 create_context(max_rollback, true);
             }
