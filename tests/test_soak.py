@@ -17,7 +17,7 @@ SOAK = Path(__file__).parent.parent / "scripts" / "soak.py"
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_stays_flat(tiny: TinyFiles) -> None:
     target, head = tiny.pair("chain")
-    command = [sys.executable, SOAK, "-m", target, "-d", head, "--requests", "600", "--warm-up", "300"]
+    command = [sys.executable, SOAK, "-m", target, "-d", head, "--requests", "1600", "--warm-up", "800"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     assert re.search(r"resident memory [+-]\d\.\d%, file descriptors \+0$", done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr

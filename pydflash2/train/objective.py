@@ -204,8 +204,8 @@ class Objective:
         ids = torch.full_like(blocks.tokens, head.config.mask_token)
         ids[..., 0] = blocks.tokens[..., 0]
         embedded = self.tables.embed(ids)
-        # Its cache of rounded weights is one for all threads, and emptied by whichever is ready: how a gradient is
-        # summed up would depend on that.
+        # Its cache of rounded weights is one for all threads, and emptied by whichever is ready: it would
+        # decide how a gradient is summed up.
         lower = self.precision == torch.bfloat16
         with torch.autocast(device.type, torch.bfloat16, enabled=lower, cache_enabled=False):
             hidden = head(blocks.features, embedded, blocks.anchors)
