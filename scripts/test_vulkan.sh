@@ -4,7 +4,8 @@
 #
 #     scripts/test_vulkan.sh [pytest's arguments]
 #
-# Takes the GPU that GGML_VK_VISIBLE_DEVICES names; where it is not set, Mesa's software device, twice over, so that no GPU is needed.
+# Takes the GPUs that GGML_VK_VISIBLE_DEVICES names; where it is not set, Mesa's software device, so that no GPU is needed. 0,0 is one device
+# twice over, for the tests of two; Mesa 22.3 has crashed on those now and then.
 # On Debian as root it installs what is missing: Vulkan's loader and headers, glslc, SPIRV's headers, Mesa's drivers.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -31,8 +32,8 @@ if [ ${#missing[@]} -gt 0 ]; then
 fi
 if [ -z "${GGML_VK_VISIBLE_DEVICES-}" ]; then
     VK_ICD_FILENAMES=$(ls /usr/share/vulkan/icd.d/lvp_icd.*)
-    export VK_ICD_FILENAMES GGML_VK_VISIBLE_DEVICES=0,0 # ggml takes no software device that isn't asked for
-    export GGML_VK_DISABLE_INTEGER_DOT_PRODUCT=1        # Mesa 22.3 crashes on ggml's integer products of matrices
+    export VK_ICD_FILENAMES GGML_VK_VISIBLE_DEVICES=0 # ggml takes no software device that isn't asked for
+    export GGML_VK_DISABLE_INTEGER_DOT_PRODUCT=1      # Mesa 22.3 crashes on ggml's integer products of matrices
 fi
 
 python3 -m venv "$work/venv"
