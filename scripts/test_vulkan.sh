@@ -56,5 +56,5 @@ END
 export OMP_NUM_THREADS=1
 GGML_VK_DISABLE_F16=1 PYDFLASH2_TEST_DRAFT_DEVICE=vulkan:0 \
     python -m pytest -q -p no:cacheprovider tests/test_parity.py "$@"
-# Texts of targets on the device, with drafts and without; heads beside their targets and away from them; one device and two.
-PYDFLASH2_TEST_DEVICE=vulkan:0 python -m pytest -q -p no:cacheprovider tests/test_{lossless,devices}.py "$@"
+# Targets on the device, their texts with drafts and without; heads beside them and away from them.
+PYDFLASH2_TEST_DEVICE=vulkan:0 python -m pytest -q -p no:cacheprovider tests/test_devices.py "$@"
