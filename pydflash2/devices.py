@@ -66,11 +66,11 @@ class Placement:
         return tuple(place for place in self.operations if place.device != self.head)
 
     def __str__(self) -> str:
-        target = ", ".join(self.target[:-1]) or self.target[-1]
+        target = self.target[:-1] or self.target
+        said = f"target on {', '.join(target)}"
         if self.head is None:
-            return f"target on {target}"
-        where = "the head beside it" if self.head in self.target else f"the head on {self.head}"
-        return f"target on {target}, {where if len(self.target) <= 2 else f'the head on {self.head}'}"
+            return said
+        return f"{said}, the head {'beside it' if target == (self.head,) else f'on {self.head}'}"
 
 
 def choice(

@@ -59,6 +59,19 @@ def test_every_tensor_of_the_head_has_a_place(tiny: TinyFiles) -> None:
     assert not any(place.borrowed for place in own.values())
 
 
+@pytest.mark.parametrize(
+    ("target", "head", "said"),
+    [
+        (("CUDA0", "CPU"), "CUDA0", "target on CUDA0, the head beside it"),
+        (("CUDA0", "CPU"), "CPU", "target on CUDA0, the head on CPU"),
+        (("CPU",), "CUDA0", "target on CPU, the head on CUDA0"),
+        (("CUDA0", "CUDA1", "CPU"), "CUDA1", "target on CUDA0, CUDA1, the head on CUDA1"),
+    ],
+)
+def test_what_is_said(target: tuple[str, ...], head: str, said: str) -> None:
+    assert str(Placement(target, head)) == said
+
+
 # ---- what can't be used ----------------------------------------------------------------------------------
 
 
