@@ -107,18 +107,20 @@ std::vector<ggml_backend_dev_t> devices_of(const pd2_engine_params & params) {
     std::vector<ggml_backend_dev_t> devices;
     for (int32_t i = 0; i < params.n_devices; ++i) {
         for (ggml_backend_dev_t device : pd2::find_devices(params.devices[i])) {
-            if (!pd2::is_gpu(device) && params.n_devices > 1) {
-                pd2::fail(PD2_ERROR_ARGUMENT,
-                          "device names %s among others: the CPU takes what the others do not by itself, leave it out",
-                          ggml_backend_dev_name(device));
+            if (!pd2::is_gpu(device)) {
+                if (params.n_devices > 1) {
+                    pd2::fail(PD2_ERROR_ARGUMENT,
+                              "device names %s among others: the CPU takes what the others do not by itself, leave it "
+                              "out",
+                              ggml_backend_dev_name(device));
+                }
+                continue;
             }
-            if (pd2::is_gpu(device) && std::find(devices.begin(), devices.end(), device) != devices.end()) {
+            if (std::find(devices.begin(), devices.end(), device) != devices.end()) {
                 pd2::fail(PD2_ERROR_ARGUMENT, "device names %s twice: give each device once",
                           ggml_backend_dev_name(device));
             }
-            if (pd2::is_gpu(device)) {
-                devices.push_back(device);
-            }
+            devices.push_back(device);
         }
     }
     return devices;

@@ -111,7 +111,8 @@ def load(
         "exact": exact,
     }
     engine = Engine(native, target_file, head_file, no_head, options)
-    log.info("%s", engine.placement)
+    if log.isEnabledFor(logging.INFO):
+        log.info("%s", engine.placement)
     if exact:
         try:
             engine.check_rows()

@@ -118,6 +118,6 @@ if [ -n "$gpu" ]; then
     python -c "from pydflash2 import native; assert any(d['backend'] == 'CUDA' for d in native.devices())"
     python -m pip install -q "$(echo "$work"/dist/*.whl)[test]"
     cd "$root"
-    PYDFLASH2_TEST_DEVICE=cuda:0 python -m pytest -q -p no:cacheprovider tests/test_parity*.py
+    PYDFLASH2_TEST_DRAFT_DEVICE=cuda:0 python -m pytest -q -p no:cacheprovider tests/test_parity*.py
 fi
 say "done"

@@ -57,4 +57,4 @@ export OMP_NUM_THREADS=1
 GGML_VK_DISABLE_F16=1 PYDFLASH2_TEST_DRAFT_DEVICE=vulkan:0 \
     python -m pytest -q -p no:cacheprovider tests/test_parity.py "$@"
 # Targets on the device, their texts with drafts and without; heads beside them and away from them.
-PYDFLASH2_TEST_DEVICE=vulkan:0 python -m pytest -q -p no:cacheprovider tests/test_devices.py "$@"
+python -m pytest -q -p no:cacheprovider tests/test_devices.py "$@"

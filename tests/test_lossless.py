@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydflash2._native import lib
 from tiny.files import TinyFiles
 from tiny.heads import HEADS
-from tiny.native import DEVICE, Array, Native
+from tiny.native import Array, Native
 from tiny.numbers import token_ids
 
 # One head a target; what each target stands for.
@@ -28,8 +28,7 @@ PAIRS = {
     "qwen35": "gated delta net, rolled back by snapshots",
     "chain": "drafts that are accepted",
 }
-# A software device takes its time.
-N_TOKENS, N_PROMPTS, WIDTHS = (40, 3, range(1, 16)) if DEVICE == "cpu" else (12, 1, (2, 7))
+N_TOKENS = 40
 
 
 def prompts(head: str) -> list[list[int]]:
@@ -42,10 +41,10 @@ def prompts(head: str) -> list[list[int]]:
 @pytest.mark.parametrize("name", PAIRS)
 def test_text_is_the_targets_own_at_every_width(name: str, tiny: TinyFiles) -> None:
     with Native(*tiny.pair(name)) as engine:
-        for prompt in prompts(name)[-N_PROMPTS:]:
+        for prompt in prompts(name):
             expected = engine.plain(prompt, N_TOKENS)
             assert len(set(expected)) > 1
-            for width in (width for width in WIDTHS if width < HEADS[name].block_size):
+            for width in range(1, HEADS[name].block_size):
                 text, _ = engine.speculative(prompt, N_TOKENS, width)
                 assert text == expected, f"width {width}"
 

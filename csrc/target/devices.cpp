@@ -5,7 +5,6 @@
 
 #include "assertions.h"
 #include "error.h"
-#include "log.h"
 
 namespace pd2 {
 namespace {
@@ -15,16 +14,15 @@ std::string lower(std::string text) {
     return text;
 }
 
-// Users' name of a back end whose own one is another: of ggml's registered one, in lower case.
-std::string users_name(ggml_backend_reg_t back_end) {
-    const std::string name = lower(ggml_backend_reg_name(back_end));
-    return name == "mtl" ? "metal" : name;
+// A back end's name as users give it, whichever of its names that is: ggml's for two of them are others than their switches'.
+std::string back_end_name(const std::string & name) {
+    const std::string plain = lower(name);
+    return plain == "mtl" ? "metal" : plain == "hip" ? "rocm" : plain;
 }
 
 ggml_backend_reg_t back_end_of(const std::string & name) {
-    const std::string wanted = name == "mtl" ? "metal" : name == "hip" ? "rocm" : name;
     for (size_t i = 0; i < ggml_backend_reg_count(); ++i) {
-        if (users_name(ggml_backend_reg_get(i)) == wanted) {
+        if (back_end_name(ggml_backend_reg_name(ggml_backend_reg_get(i))) == back_end_name(name)) {
             return ggml_backend_reg_get(i);
         }
     }
@@ -129,10 +127,9 @@ std::vector<ggml_backend_dev_t> find_devices(const std::string & name) {
     }
     ggml_backend_reg_t back_end = back_end_of(kind);
     if (!back_end) {
-        const bool   is_extra = kind == "cuda" || kind == "vulkan";
-        const char * advice   = is_extra ? (kind == "cuda" ? "pip install 'pydflash2[cuda12]' (or [cuda13])"
-                                                           : "pip install 'pydflash2[vulkan]'")
-                                         : "build it with llama.cpp's switch for that";
+        const char * advice = kind == "cuda"     ? "pip install 'pydflash2[cuda12]' (or [cuda13])"
+                              : kind == "vulkan" ? "pip install 'pydflash2[vulkan]'"
+                                                 : "build it with llama.cpp's switch for that";
         fail(PD2_ERROR_BACKEND,
              "the device '%.80s' was asked for, but this build has no such back end (it has %s): %s, or give another "
              "device",

@@ -34,13 +34,18 @@ constexpr int32_t kMinOutputs = 64;
 
 constexpr llama_seq_id kSequence = 0;
 
+// The GPUs that it may run on: chosen, or all there are.
+std::vector<ggml_backend_dev_t> gpus_for(const TargetParams & params) {
+    return params.devices_chosen ? params.devices : gpus();
+}
+
 void check_devices(const TargetParams & params) {
-    const bool on_cpu = params.devices_chosen && params.devices.empty();
-    if (params.n_gpu_layers > 0 && on_cpu) {
+    const auto devices = gpus_for(params);
+    if (params.n_gpu_layers > 0 && params.devices_chosen && devices.empty()) {
         fail(PD2_ERROR_ARGUMENT, "device is the CPU, and %d layers were to run on a GPU: leave out one of the two",
              params.n_gpu_layers);
     }
-    if (params.n_gpu_layers > 0 && !params.devices_chosen && gpus().empty()) {
+    if (params.n_gpu_layers > 0 && devices.empty()) {
         fail(PD2_ERROR_BACKEND,
              "%d layers were to run on a GPU, but there is none (back ends in this build: %s): set the "
              "number of GPU layers to 0, or install a build with your GPU's back end",
@@ -51,8 +56,7 @@ void check_devices(const TargetParams & params) {
              ggml_backend_dev_name(params.devices.front()));
     }
     if (params.split == PD2_SPLIT_TENSOR || params.split == PD2_SPLIT_ROW) {
-        const auto devices = params.devices_chosen ? params.devices : gpus();
-        const auto what    = params.split == PD2_SPLIT_ROW ? "row" : "tensor";
+        const auto what = params.split == PD2_SPLIT_ROW ? "row" : "tensor";
         if (devices.empty() || params.n_gpu_layers == 0) {
             fail(PD2_ERROR_BACKEND, "split_mode \"%s\" spreads tensors over GPUs, and none is used: leave it out",
                  what);
@@ -66,10 +70,9 @@ void check_devices(const TargetParams & params) {
             }
         }
     }
-    const size_t n = params.devices_chosen ? params.devices.size() : gpus().size();
-    if (!params.device_shares.empty() && params.device_shares.size() != n) {
+    if (!params.device_shares.empty() && params.device_shares.size() != devices.size()) {
         fail(PD2_ERROR_ARGUMENT, "tensor_split has %zu shares for %zu devices: give one for each",
-             params.device_shares.size(), n);
+             params.device_shares.size(), devices.size());
     }
 }
 
@@ -171,7 +174,6 @@ class LlamaTarget : public Target {
     void check_memory() const;
     void refuse_assertion() const;
     void treat_rows_alike();
-    void callback_must_reach() const;
     void create_context(int32_t max_rollback, bool with_callback);
     void check_decode(const int32_t * tokens, int32_t n, int32_t position, Logits logits) const;
     void recover(int32_t position);
@@ -313,6 +315,14 @@ void LlamaTarget::create_context(int32_t max_rollback, bool with_callback) {
     // Windowed layers put a token where another has left: sums would go in another order after drafts were taken back.
     params.swa_full = params_.batch_invariant;
     if (with_callback) {
+        if (params_.split ==
+            PD2_SPLIT_TENSOR) {  // the callback would see a part of a tensor, or memory it may not read
+            fail(
+                PD2_ERROR_HEAD_MISMATCH,
+                "the layers this head reads are taken from the graph of a target of architecture %s as it is computed, "
+                "which cannot be done with split_mode \"tensor\": give split_mode \"layer\"",
+                architecture_.c_str());
+        }
         params.cb_eval           = Taps::on_node;
         params.cb_eval_user_data = &taps_;
     }
@@ -364,17 +374,6 @@ void LlamaTarget::treat_rows_alike() {
     }
 }
 
-// Of a tensor that is spread over devices the callback sees a part, or memory it may not read.
-void LlamaTarget::callback_must_reach() const {
-    if (params_.split == PD2_SPLIT_TENSOR) {
-        fail(PD2_ERROR_HEAD_MISMATCH,
-             "the layers this head reads are taken from the graph of a target of architecture %s as it is computed, "
-             "which "
-             "cannot be done with split_mode \"tensor\": give split_mode \"layer\"",
-             architecture_.c_str());
-    }
-}
-
 void LlamaTarget::open(const std::vector<int32_t> & taps, int32_t max_rollback) {
     taps_ = Taps(taps, llama_model_n_layer(model_.get()), llama_model_n_embd(model_.get()));
 
@@ -393,9 +392,6 @@ void LlamaTarget::open(const std::vector<int32_t> & taps, int32_t max_rollback) 
     // llama.cpp takes the callback with the context only, and it costs a synchronisation in every part of the graph:
     // made without it first, as most targets that heads exist for are wired.
     bool callback = params_.taps_mode == PD2_TAPS_CALLBACK || taps_.need_every_output();
-    if (callback && !taps_.empty()) {
-        callback_must_reach();
-    }
     create_context(max_rollback, callback && !taps_.empty());
     if (!taps_.empty()) {
         if (params_.taps_mode != PD2_TAPS_CALLBACK && !taps_.wire(context_.get(), architecture_, batch_size_)) {
@@ -405,7 +401,6 @@ void LlamaTarget::open(const std::vector<int32_t> & taps, int32_t max_rollback) 
                      "leave the choice of taps automatic",
                      architecture_.c_str());
             }
-            callback_must_reach();
             if (!callback) {
                 create_context(max_rollback, true);
             }
@@ -472,7 +467,7 @@ ggml_backend_dev_t LlamaTarget::device_for_head() const {
     }
     auto used = devices();
     if (is_split(used.front())) {
-        used = params_.devices_chosen ? params_.devices : gpus();
+        used = gpus_for(params_);
     }
     const auto last = std::find_if(used.rbegin(), used.rend(), here);
     return last != used.rend() ? *last : cpu_device();

@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from pydflash2._native import ffi, lib
 
-# Where the tests of numbers run, scripts/test_vulkan.sh has them run on another one.
-DEVICE = os.environ.get("PYDFLASH2_TEST_DEVICE", "cpu")
+# Of heads whose targets are on the CPU; scripts/test_vulkan.sh and scripts/build_cuda.sh name another.
 DRAFT_DEVICE = os.environ.get("PYDFLASH2_TEST_DRAFT_DEVICE")
 
 Ids = npt.NDArray[np.int32]
@@ -74,8 +73,6 @@ class Native:
         taps: int = lib.PD2_TAPS_AUTO,
         batch_invariant: bool = False,
         draft_vocabulary: int = -1,
-        device: str = DEVICE,
-        draft_device: str | None = DRAFT_DEVICE,
     ) -> None:
         params = ffi.new("pd2_engine_params *")
         lib.pd2_engine_default_params(params)
@@ -83,12 +80,9 @@ class Native:
         params.target_path, params.kv_type, params.drafter_kv_type = strings[0], strings[2], strings[3]
         params.head_path = ffi.NULL if head is None else strings[1]
         params.context_size, params.batch_size, params.n_threads = context_size, batch_size, n_threads
-        params.taps = taps
-        names = [ffi.new("char[]", name.encode()) for name in device.split(",")]
-        pointers = ffi.new("char *[]", names)
-        params.n_devices, params.devices = len(names), pointers
-        home = ffi.NULL if draft_device is None else ffi.new("char[]", draft_device.encode())
-        params.draft_device = home
+        params.n_gpu_layers, params.taps = 0, taps
+        draft_device = ffi.NULL if DRAFT_DEVICE is None else ffi.new("char[]", DRAFT_DEVICE.encode())
+        params.draft_device = draft_device
         params.batch_invariant = batch_invariant
         params.draft_vocabulary = draft_vocabulary
         self.engine, self._sequence = ffi.NULL, ffi.NULL
