@@ -84,6 +84,17 @@ def test_other_targets(target: str, tiny: TinyFiles, tmp_path: Path) -> None:
     assert result.figures.final["steps"] == 4
 
 
+def test_too_few_prompts_for_the_tokens_asked_for(tiny: TinyFiles, tmp_path: Path) -> None:
+    made = options(tiny.target("qwen3-chain"), tmp_path)
+    _, said = train(replace(made, data=replace(made.data, n_tokens=10**6, new_tokens=16)))
+    assert any("less than the 1,000,000 tokens asked for" in line for line in said)
+
+
+@pytest.mark.parametrize(("tokens", "prompts"), [(None, 4096), (1000, 4096), (10**6, 62500), (2**62, 2**20)])
+def test_documents_are_cut_into_what_the_tokens_need(tokens: int | None, prompts: int) -> None:
+    assert DataOptions((PROMPTS,), n_tokens=tokens, new_tokens=64).n_from_documents == prompts
+
+
 def test_two_runs_with_one_seed_give_one_head(tiny: TinyFiles, tmp_path: Path) -> None:
     target = tiny.target("qwen3-chain")
     for name, seed in (("one", 1), ("again", 1), ("other", 2)):

@@ -24,6 +24,18 @@ void set_positions(ggml_tensor * tensor, const HeadParams & params, int32_t posi
     ggml_backend_tensor_set(tensor, values.data(), 0, values.size() * sizeof(int32_t));
 }
 
+// The first n_used rows go to the cells of their positions, the others to the trash.
+void set_cells(const GroupInputs & inputs, int32_t position, int32_t n_used) {
+    const Ring &         ring = inputs.group->ring;
+    std::vector<int64_t> cells(static_cast<size_t>(inputs.cells->ne[0]), ring.trash());
+    for (int32_t i = 0; i < n_used; ++i) {
+        cells[static_cast<size_t>(i)] = ring.cell(position + i);
+    }
+    ggml_backend_tensor_set(inputs.cells, cells.data(), 0, cells.size() * sizeof(int64_t));
+}
+
+}  // namespace
+
 bool computes(const ggml_tensor * node) {
     switch (node->op) {
         case GGML_OP_NONE:
@@ -36,18 +48,6 @@ bool computes(const ggml_tensor * node) {
             return true;
     }
 }
-
-// The first n_used rows go to the cells of their positions, the others to the trash.
-void set_cells(const GroupInputs & inputs, int32_t position, int32_t n_used) {
-    const Ring &         ring = inputs.group->ring;
-    std::vector<int64_t> cells(static_cast<size_t>(inputs.cells->ne[0]), ring.trash());
-    for (int32_t i = 0; i < n_used; ++i) {
-        cells[static_cast<size_t>(i)] = ring.cell(position + i);
-    }
-    ggml_backend_tensor_set(inputs.cells, cells.data(), 0, cells.size() * sizeof(int64_t));
-}
-
-}  // namespace
 
 Graph::Graph(size_t n_nodes) {
     const size_t     size   = n_nodes * ggml_tensor_overhead() * 2 + ggml_graph_overhead_custom(n_nodes, false);

@@ -30,6 +30,9 @@ struct GroupInputs {
     ggml_tensor * mask[2]   = {nullptr, nullptr};  // [n_visible, n] F16, 0 or -inf: both ways, causal
 };
 
+// False for views, which only give a tensor another shape.
+bool computes(const ggml_tensor * node);
+
 class Graph {
   public:
     virtual ~Graph() = default;

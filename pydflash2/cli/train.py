@@ -136,7 +136,7 @@ _DATA = (
     ("--tokens", "n_tokens", int, "tokens the target writes (default 500,000)"),
     ("--data-minutes", "data_minutes", float, "minutes of writing at most (default: no limit)"),
     ("--new-tokens", "new_tokens", int, "of one text at most (default 256)"),
-    ("--n-prompts", "n_prompts", int, "prompts taken (default: all; 4096 of documents)"),
+    ("--n-prompts", "n_prompts", int, "prompts taken (default: all; of documents what the tokens need)"),
     (
         "--longest-prompt",
         "longest_prompt",

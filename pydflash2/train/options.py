@@ -12,7 +12,7 @@ from pydflash2.train.card import Terms
 from pydflash2.train.loop import LoopSettings
 from pydflash2.train.objective import ObjectiveSettings
 from pydflash2.train.optimisers import OptimiserSettings
-from pydflash2.train.prompts import PROMPT_SIZES
+from pydflash2.train.prompts import N_FROM_DOCUMENTS, PROMPT_SIZES
 
 Precision = Literal["auto", "float32", "bfloat16"]
 
@@ -67,6 +67,11 @@ class DataOptions:
             arguments.integer("prompt_tokens", size, 1)
         if self.minutes is not None:
             arguments.number("data_minutes", self.minutes, 1e-3)
+
+    @property
+    def n_from_documents(self) -> int:
+        """Prompts to cut: enough for all tokens, where texts give a quarter of their length before they loop."""
+        return min(max(N_FROM_DOCUMENTS, 4 * (self.n_tokens or 0) // self.new_tokens), 2**20)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ Integers = npt.NDArray[np.int32]
 Tokenize = Callable[[bytes, bool, bool], list[int]]  # text, add_special, parse_special
 
 PROMPT_SIZES = (8, 12, 16, 24, 32, 48, 64, 96, 128)  # tokens, of prompts cut from documents
-N_FROM_DOCUMENTS = 4096  # prompts, where the user gives no number
+N_FROM_DOCUMENTS = 4096  # prompts, where nobody says how many
 _FEW = 4  # prompts held out at least, where there are five times as many
 _PASSES = 8  # over the documents, until all prompts asked for are found
 _CHARACTERS = 8  # that a token has at most, mostly
@@ -98,6 +98,7 @@ def read_prompts(
     *,
     seed: int = 0,
     n_prompts: int | None = None,
+    n_from_documents: int = N_FROM_DOCUMENTS,
     held_out: float = 0.05,
     held_out_paths: Iterable[str | os.PathLike[str]] = (),
     longest: int = 1024,
@@ -109,8 +110,8 @@ def read_prompts(
     """Reads prompts; the same for the same files and arguments.
 
     tokenize: NativeEngine.tokenize. template: the target's, for messages.
-    n_prompts: at most so many, held-out ones among them, lines of lists first; None: every line, and 4096 cut
-        from documents.
+    n_prompts: at most so many, held-out ones among them, lines of lists first; None: every line, and
+        `n_from_documents` cut from documents.
     held_out: share of the lines and documents, and of the prompts, that are only measured with.
     held_out_paths: held out is what these hold instead, as many prompts as `held_out` says.
     longest: prompts of a list that have more tokens are left out.
@@ -140,7 +141,7 @@ def read_prompts(
     documents = _shuffled(given.documents, generator)
     n_cut = 0  # prompts from documents
     if documents:
-        n_cut = N_FROM_DOCUMENTS if n_prompts is None else n_prompts - len(lines)
+        n_cut = n_from_documents if n_prompts is None else n_prompts - len(lines)
 
     if len(apart):
         n_apart = n_held_out(len(lines) + n_cut, held_out)

@@ -190,6 +190,7 @@ class _Run:
             ChatTemplate.of(self.target_file),
             seed=options.seed,
             n_prompts=data.n_prompts,
+            n_from_documents=data.n_from_documents,
             held_out=data.held_out,
             held_out_paths=data.held_out_paths,
             longest=data.longest_prompt,
@@ -225,6 +226,11 @@ class _Run:
             )
             texts = writer.write(data.n_tokens, data.minutes, progress, _HELD_OUT_TEXTS)
         self.say(texts.summary())
+        if data.minutes is None and texts.n_tokens < (data.n_tokens or 0):
+            self.say(
+                f"that is less than the {data.n_tokens:,} tokens asked for, as the prompts were all continued: "
+                "give more of them, or longer texts (--new-tokens)"
+            )
         if not texts.training or not texts.held_out:
             raise ValueError("there are no texts to train with and to measure with: give more prompts")
         return texts, {

@@ -214,17 +214,10 @@ void print_graph(const std::string & name, ggml_cgraph * graph) {
     bool first_one = true;
     for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
         const ggml_tensor * node = ggml_graph_node(graph, i);
-        switch (node->op) {
-            case GGML_OP_NONE:
-            case GGML_OP_VIEW:
-            case GGML_OP_RESHAPE:
-            case GGML_OP_PERMUTE:
-            case GGML_OP_TRANSPOSE:
-                continue;
-            default:
-                std::printf("%s\n    ", first_one ? "" : ",");
-                print_operation(node);
-                first_one = false;
+        if (pd2::computes(node)) {
+            std::printf("%s\n    ", first_one ? "" : ",");
+            print_operation(node);
+            first_one = false;
         }
     }
     std::printf("]}");
