@@ -70,7 +70,7 @@ class DataOptions:
 
     @property
     def n_from_documents(self) -> int:
-        """Prompts to cut: enough for all tokens, where texts give a quarter of their length before they loop."""
+        """Prompts to cut: enough for all tokens, where texts loop after a quarter of their length."""
         return min(max(N_FROM_DOCUMENTS, 4 * (self.n_tokens or 0) // self.new_tokens), 2**20)
 
 

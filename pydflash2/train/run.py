@@ -228,8 +228,8 @@ class _Run:
         self.say(texts.summary())
         if data.minutes is None and texts.n_tokens < (data.n_tokens or 0):
             self.say(
-                f"that is less than the {data.n_tokens:,} tokens asked for, as the prompts were all continued: "
-                "give more of them, or longer texts (--new-tokens)"
+                f"that is less than the {data.n_tokens:,} tokens asked for, and all prompts were continued: "
+                "give more, or longer texts (--new-tokens)"
             )
         if not texts.training or not texts.held_out:
             raise ValueError("there are no texts to train with and to measure with: give more prompts")
