@@ -150,10 +150,12 @@ function(pd2_llama_cpp_settings result)
     get_cmake_property(names CACHE_VARIABLES)
     foreach(name IN LISTS names)
         get_property(help CACHE ${name} PROPERTY HELPSTRING)
-        if(help MATCHES "specified on the command line" AND
+        get_property(type CACHE ${name} PROPERTY TYPE)
+        # Since CMake 4 its own variables, such as CMAKE_CUDA_ARCHITECTURES, have their usual help there too.
+        if((help MATCHES "specified on the command line" OR name IN_LIST PYDFLASH2_GIVEN) AND
+           NOT type MATCHES "^(INTERNAL|STATIC)$" AND
            NOT name MATCHES "^(PYDFLASH2|SKBUILD|PYTHON|Python)" AND
            NOT name MATCHES "^CMAKE_(INSTALL.*|BUILD_TYPE|MAKE_PROGRAM|C_COMPILER|CXX_COMPILER)$")
-            get_property(type CACHE ${name} PROPERTY TYPE)
             string(REPLACE "UNINITIALIZED" "STRING" type ${type})
             string(APPEND settings "set(${name} [==[$CACHE{${name}}]==] CACHE ${type} \"\")\n")
         endif()
@@ -198,9 +200,10 @@ function(pd2_build_llama_cpp settings prefix)
     file(MAKE_DIRECTORY ${cache})
     file(LOCK ${prefix}.lock GUARD FUNCTION TIMEOUT 7200)
     if(EXISTS ${prefix})
+        message(STATUS "llama.cpp has been built into ${prefix}")
         return()
     endif()
-    message(STATUS "Building llama.cpp into ${prefix}: minutes, once")
+    message(STATUS "llama.cpp is being built, for minutes, once, into ${prefix}")
     set(work ${prefix}.work)
     file(REMOVE_RECURSE ${work})
     file(WRITE ${work}/settings.cmake "${settings}")

@@ -86,7 +86,10 @@ export CMAKE_ARGS="-DPYDFLASH2_WERROR=ON -DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTUR
 TIMEFORMAT='built in %R s; the compilers took %U s of CPU time, %S s in the system'
 time python -m pip wheel -v --no-deps --no-index --no-build-isolation -w "$work/dist" "$source" \
     > "$work/build.log" 2>&1 || { tail -n 60 "$work/build.log"; exit 1; }
-grep -E 'llama.cpp: |Building llama.cpp into' "$work/build.log" | sed 's/^ */    /'
+grep -E 'llama.cpp: |llama.cpp (is being|has been) built' "$work/build.log" | sed 's/^ */    /'
+archives=$(sed -nE 's/.*llama.cpp (is being|has been) built.* into (.*)/\2/p' "$work/build.log" | tail -n 1)
+grep -F "CMAKE_CUDA_ARCHITECTURES [==[$architecture]==]" "$archives/settings.cmake" ||
+    give_up "llama.cpp was not built for the architecture $architecture alone: see $archives/settings.cmake"
 ls -l "$work"/dist/*.whl
 
 say "what was built"
