@@ -19,7 +19,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Waiting threads that spin slow training tenfold beside a busy neighbour. Read when torch is imported.
+# Waiting threads that spin slow torch tenfold beside a busy neighbour; those that don't, ggml as much with
+# so small a target. Read when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
@@ -88,7 +89,8 @@ def train_head(options: argparse.Namespace, target: Path) -> None:
     command += ["--prompts", documents / "training", "--held-out", documents / "held-out", "--suffix", ".py"]
     command += ["--tokens", options.tokens, "--minutes", options.head_minutes, "--seed", options.seed]
     command += ["--threads", options.threads, *HEAD]
-    subprocess.run([str(part) for part in command], check=True)
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    subprocess.run([str(part) for part in command], check=True, env=environment)
 
 
 def main() -> None:
