@@ -147,19 +147,8 @@ function(pd2_llama_cpp_settings result)
         endif()
     endforeach()
 
-    get_cmake_property(names CACHE_VARIABLES)
-    foreach(name IN LISTS names)
-        get_property(help CACHE ${name} PROPERTY HELPSTRING)
-        get_property(type CACHE ${name} PROPERTY TYPE)
-        # Since CMake 4 its own variables, such as CMAKE_CUDA_ARCHITECTURES, have their usual help there too.
-        if((help MATCHES "specified on the command line" OR name IN_LIST PYDFLASH2_GIVEN) AND
-           NOT type MATCHES "^(INTERNAL|STATIC)$" AND
-           NOT name MATCHES "^(PYDFLASH2|SKBUILD|PYTHON|Python)" AND
-           NOT name MATCHES "^CMAKE_(INSTALL.*|BUILD_TYPE|MAKE_PROGRAM|C_COMPILER|CXX_COMPILER)$")
-            string(REPLACE "UNINITIALIZED" "STRING" type ${type})
-            string(APPEND settings "set(${name} [==[$CACHE{${name}}]==] CACHE ${type} \"\")\n")
-        endif()
-    endforeach()
+    pd2_given_settings(given)
+    string(APPEND settings "${given}")
     set(${result} "${settings}" PARENT_SCOPE)
 endfunction()
 
