@@ -51,10 +51,17 @@ raise SystemExit(None if found else "scripts/test_vulkan.sh: Vulkan finds no dev
 END
 )
 
+export OMP_NUM_THREADS=1
+run_tests() { python -m pytest -q -p no:cacheprovider "$@"; }
+
+# Two runs at once, since a software device compiles its shaders for minutes, on one core, in each process.
 # Our graph's numbers against the reference's, with the target on the CPU: products of ggml's Vulkan back end round F32 to F16 unless
 # told not to, and angles of the target's rope are less exact on a software device; a mistake of ours must not hide behind that.
-export OMP_NUM_THREADS=1
-GGML_VK_DISABLE_F16=1 PYDFLASH2_TEST_DRAFT_DEVICE=vulkan:0 \
-    python -m pytest -q -p no:cacheprovider tests/test_parity.py "$@"
+GGML_VK_DISABLE_F16=1 PYDFLASH2_TEST_DRAFT_DEVICE=vulkan:0 run_tests tests/test_parity.py "$@" > "$work/parity.log" 2>&1 &
+parity=$!
+trap 'kill "$parity" 2> /dev/null || true' EXIT
 # Targets on the device, their texts with drafts and without; heads beside them and away from them.
-python -m pytest -q -p no:cacheprovider tests/test_devices.py "$@"
+run_tests tests/test_devices.py "$@" && status=0 || status=$?
+wait "$parity" || status=$?
+cat "$work/parity.log"
+exit "$status"
