@@ -12,9 +12,10 @@ function(pd2_given_settings result)
     foreach(name IN LISTS names)
         get_property(help CACHE ${name} PROPERTY HELPSTRING)
         get_property(type CACHE ${name} PROPERTY TYPE)
-        # The help tells what a later command line brought too, but since CMake 4 not of CMake's own variables, such as
-        # CMAKE_CUDA_ARCHITECTURES: these have their usual help.
-        if((help MATCHES "specified on the command line" OR name IN_LIST PYDFLASH2_GIVEN) AND
+        # The help tells what came by a command line, a later one too; but since CMake 4 its own variables, such as
+        # CMAKE_CUDA_ARCHITECTURES, have their usual help. scikit-build-core's settings have none: they name folders of
+        # one build, and llama.cpp's archives would be kept for that alone.
+        if((help MATCHES "specified on the command line" OR (name IN_LIST PYDFLASH2_GIVEN AND NOT help STREQUAL "")) AND
            NOT type MATCHES "^(INTERNAL|STATIC)$" AND
            NOT name MATCHES "^(PYDFLASH2|SKBUILD|PYTHON|Python)" AND
            NOT name MATCHES "^CMAKE_(INSTALL.*|BUILD_TYPE|MAKE_PROGRAM|C_COMPILER|CXX_COMPILER)$")

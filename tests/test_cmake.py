@@ -30,8 +30,15 @@ def configure(folder: Path, *given: str) -> set[str]:
 
 @pytest.mark.skipif(CMAKE is None, reason="cmake is not installed")
 def test_settings_are_passed_on(tmp_path: Path) -> None:
-    ours = ("-DPYDFLASH2_WERROR=ON", "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_INSTALL_PREFIX=away")
-    found = configure(tmp_path, "-DGGML_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES:STRING=89-real;90", *ours)
+    cache = tmp_path / "cache.cmake"  # as scikit-build-core writes it
+    cache.write_text('set(CMAKE_PREFIX_PATH [==[/a/folder]==] CACHE PATH "" FORCE)\n', encoding="utf-8")
+    ours = (
+        f"-C{cache}",
+        "-DPYDFLASH2_WERROR=ON",
+        "-DCMAKE_BUILD_TYPE=Release",
+        "-DCMAKE_INSTALL_PREFIX=away",
+    )
+    found = configure(tmp_path, "-DGGML_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES=89-real;90", *ours)
     cuda = {
         'set(GGML_CUDA [==[ON]==] CACHE STRING "")',
         'set(CMAKE_CUDA_ARCHITECTURES [==[89-real;90]==] CACHE STRING "")',
