@@ -52,16 +52,16 @@ END
 )
 
 export OMP_NUM_THREADS=1
-run_tests() { python -m pytest -q -p no:cacheprovider "$@"; }
+tests=(python -m pytest -q -p no:cacheprovider) # no function: in the background $! is to be pytest itself
 
 # Two runs at once, since a software device compiles its shaders for minutes, on one core, in each process.
 # Our graph's numbers against the reference's, with the target on the CPU: products of ggml's Vulkan back end round F32 to F16 unless
 # told not to, and angles of the target's rope are less exact on a software device; a mistake of ours must not hide behind that.
-GGML_VK_DISABLE_F16=1 PYDFLASH2_TEST_DRAFT_DEVICE=vulkan:0 run_tests tests/test_parity.py "$@" > "$work/parity.log" 2>&1 &
+GGML_VK_DISABLE_F16=1 PYDFLASH2_TEST_DRAFT_DEVICE=vulkan:0 "${tests[@]}" tests/test_parity.py "$@" > "$work/parity.log" 2>&1 &
 parity=$!
 trap 'kill "$parity" 2> /dev/null || true' EXIT
 # Targets on the device, their texts with drafts and without; heads beside them and away from them.
-run_tests tests/test_devices.py "$@" && status=0 || status=$?
+"${tests[@]}" tests/test_devices.py "$@" && status=0 || status=$?
 wait "$parity" || status=$?
 cat "$work/parity.log"
 exit "$status"

@@ -315,13 +315,12 @@ void LlamaTarget::create_context(int32_t max_rollback, bool with_callback) {
     // Windowed layers put a token where another has left: sums would go in another order after drafts were taken back.
     params.swa_full = params_.batch_invariant;
     if (with_callback) {
-        if (params_.split ==
-            PD2_SPLIT_TENSOR) {  // the callback would see a part of a tensor, or memory it may not read
-            fail(
-                PD2_ERROR_HEAD_MISMATCH,
-                "the layers this head reads are taken from the graph of a target of architecture %s as it is computed, "
-                "which cannot be done with split_mode \"tensor\": give split_mode \"layer\"",
-                architecture_.c_str());
+        // Of a tensor that is spread over devices it would see a part, or memory it may not read.
+        if (params_.split == PD2_SPLIT_TENSOR) {
+            fail(PD2_ERROR_HEAD_MISMATCH,
+                 "the layers this head reads are taken from the graph of a target of architecture %s as it is "
+                 "computed, which cannot be done with split_mode \"tensor\": give split_mode \"layer\"",
+                 architecture_.c_str());
         }
         params.cb_eval           = Taps::on_node;
         params.cb_eval_user_data = &taps_;
