@@ -58,11 +58,14 @@ def test_a_long_text_is_the_targets_own_too() -> None:
 
 
 @pytest.mark.slow
-def test_five_hundred_texts_are_the_targets_own_at_every_width() -> None:
-    """With the number of threads a user gets."""
-    with Native(*model_files.demo_pair(), kv_type="f16", drafter_kv_type="f16", n_threads=0) as engine:
+@pytest.mark.parametrize(("n", "n_threads"), [(500, 1), (25, 0)], ids=["one thread", "a user's threads"])
+def test_texts_are_the_targets_own_at_every_width(n: int, n_threads: int) -> None:
+    """Few with as many threads as a user gets: so small a target mostly waits for them."""
+    with Native(
+        *model_files.demo_pair(), kv_type="f16", drafter_kv_type="f16", n_threads=n_threads
+    ) as engine:
         widths = range(1, engine.head_info.block_size)
-        wrong = {index: departures(engine, text, widths) for index, text in enumerate(sources(500))}
+        wrong = {index: departures(engine, text, widths) for index, text in enumerate(sources(n))}
     assert not any(wrong.values()), wrong
 
 
