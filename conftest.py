@@ -14,8 +14,8 @@ import pytest
 
 ROOT = Path(__file__).parent.resolve()
 
-# OpenMP's idle threads spin otherwise, and where other processes want the cores each barrier waits for a
-# time slice. Read when its library is loaded, by child processes too.
+# OpenMP's idle threads, torch's and llama_oracle's, spin otherwise, and where other processes want the cores
+# each barrier waits for a time slice. Read when its library is loaded, by child processes too.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != ROOT]

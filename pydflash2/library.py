@@ -12,6 +12,8 @@ import json
 import os
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import EntryPoint, entry_points, version
 from pathlib import Path
@@ -148,6 +150,22 @@ def _library(backend: str, package: str, spec: ModuleSpec | None) -> Library:
     return library
 
 
+@contextmanager
+def _idle_threads_that_sleep() -> Iterator[None]:
+    """libgomp, which reads this when it is loaded, else lets them spin on cores that others want. In a graph
+    they wait for one another in csrc/target/openmp_barrier.cpp; what is left is the time between graphs.
+    """
+    name = "GOMP_SPINCOUNT"
+    if sys.platform != "linux" or name in os.environ or "OMP_WAIT_POLICY" in os.environ:
+        yield
+        return
+    os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        del os.environ[name]
+
+
 def _load(library: Library) -> ModuleType:
     """NativeModuleError where this machine can't run it."""
     global loaded
@@ -160,8 +178,9 @@ def _load(library: Library) -> ModuleType:
     spec = importlib.util.spec_from_file_location(_MODULE, library.path)
     assert spec is not None and spec.loader is not None  # an extension's file name
     try:
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        with _idle_threads_that_sleep():
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
     except ImportError as error:
         advice = [what for part, what in _ADVICE.items() if part in str(error)]
         raise NativeModuleError(

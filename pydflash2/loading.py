@@ -47,7 +47,7 @@ def load(
     context_size: tokens a text can have, prompt included; None: what the target was trained on, 8192 at most.
     batch_size: tokens that one step of the prefill decodes, the head's block_size at least; None: 512. Ctrl-C
         waits for one step at most.
-    n_threads: None: one a physical core.
+    n_threads: None: one a physical core. Where other processes keep cores busy, fewer are faster.
     device: where the target runs: "cpu", "cuda:0", "cuda" (all there are), "metal", "vulkan:1",
         "rpc:HOST:PORT" (llama.cpp's rpc-server on another machine), or a list of them, which share its
         layers. "auto": every GPU, else the CPU. What is asked for is used, or an error; `Engine.placement`

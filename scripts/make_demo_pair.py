@@ -19,8 +19,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Waiting threads that spin slow torch tenfold beside a busy neighbour; those that don't, ggml as much with
-# so small a target. Read when torch is imported.
+# Threads that spin while they wait slow torch tenfold beside a busy neighbour. Read when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
@@ -89,8 +88,7 @@ def train_head(options: argparse.Namespace, target: Path) -> None:
     command += ["--prompts", documents / "training", "--held-out", documents / "held-out", "--suffix", ".py"]
     command += ["--tokens", options.tokens, "--minutes", options.head_minutes, "--seed", options.seed]
     command += ["--threads", options.threads, *HEAD]
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-    subprocess.run([str(part) for part in command], check=True, env=environment)
+    subprocess.run([str(part) for part in command], check=True)
 
 
 def main() -> None:

@@ -80,6 +80,27 @@ def test_pythons_own_code_does_not_give_the_lock_up(one_thread_at_a_time: None) 
     assert during == 0
 
 
+@pytest.mark.parametrize("n_threads", [2, 3, 16])
+def test_threads_of_a_graph_change_no_text(tiny: TinyFiles, n_threads: int) -> None:
+    """Also more of them than there are cores, and those of two engines that compute at once."""
+    prompt = [65 + i % 20 for i in range(300)]
+    with pydflash2.load(*tiny.pair("chain"), n_threads=1, kv_type="f32") as engine:
+        expected = engine.generate(prompt, max_tokens=60).tokens
+    found: list[list[int]] = []
+
+    def write() -> None:
+        with pydflash2.load(*tiny.pair("chain"), n_threads=n_threads, kv_type="f32") as engine:
+            for settings in ({"speculate": False}, {"max_draft_tokens": 7}, {"lookup": "mod"}):
+                found.append(engine.generate(prompt, max_tokens=60, **settings).tokens)  # type: ignore[arg-type]
+
+    threads = [threading.Thread(target=write) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [expected] * 6
+
+
 def test_many_threads_close_at_once(tiny: TinyFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     """Amid a stream of another thread. Each close returns after the engine has been freed, which is once."""
     engine = pydflash2.load(*tiny.pair("chain"), n_threads=1)

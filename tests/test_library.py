@@ -300,3 +300,38 @@ def test_doctor_says_what_other_packages_bring(plug_in: PlugIn, tmp_path: Path) 
     assert f"module       vulkan, of pydflash2-vulkan: {tmp_path}" in done.stdout
     assert "plug-in      cuda12: the compiled module of pydflash2-cuda12 can't be loaded (" in done.stdout
     assert "plug-in      vulkan\n" in done.stdout
+
+
+# ---- threads ----------------------------------------------------------------------------------------------
+
+WAITING = """
+import os
+before = dict(os.environ)
+import pydflash2
+assert dict(os.environ) == before
+"""
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or "openmp" not in native.system_info().lower(), reason="no OpenMP of GCC's here"
+)
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, "0"),
+        ({"GOMP_SPINCOUNT": "777"}, "777"),
+        ({"OMP_WAIT_POLICY": "passive"}, "0"),
+        ({"OMP_WAIT_POLICY": "active"}, "30000000000"),
+    ],
+)
+def test_idle_threads_sleep_unless_the_user_says_otherwise(
+    settings: dict[str, str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """libgomp prints how long they spin; the environment stays as it was."""
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"OMP_DISPLAY_ENV": "verbose", **settings}.items():
+        monkeypatch.setenv(name, value)
+    done = run(tmp_path, code=WAITING)
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"GOMP_SPINCOUNT = '(\w+)'", done.stderr) == [expected]

@@ -60,7 +60,7 @@ def test_a_long_text_is_the_targets_own_too() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "n_threads"), [(500, 1), (25, 0)], ids=["one thread", "a user's threads"])
 def test_texts_are_the_targets_own_at_every_width(n: int, n_threads: int) -> None:
-    """Few with as many threads as a user gets: so small a target mostly waits for them."""
+    """Few with as many threads as a user gets: on a busy machine so small a target waits for them."""
     with Native(
         *model_files.demo_pair(), kv_type="f16", drafter_kv_type="f16", n_threads=n_threads
     ) as engine:
