@@ -21,6 +21,9 @@ import pydflash2
 
 PROMPT = "def binary_search("
 
+# Not longer than the process that started it: else it would go on for ever if that is killed.
+BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(100_000))"
+
 
 def speeds(
     engines: dict[int, pydflash2.Engine], n_tokens: int, n_turns: int
@@ -58,9 +61,7 @@ def main() -> None:
         for n_busy in (0, args.busy):
             with ExitStack() as others:
                 for _ in range(n_busy):
-                    other = subprocess.Popen(
-                        [sys.executable, "-c", "while True: pass"], start_new_session=True
-                    )
+                    other = subprocess.Popen([sys.executable, "-c", BUSY], start_new_session=True)
                     others.callback(other.wait)
                     others.callback(other.kill)
                 found = speeds(engines, args.tokens, args.turns)

@@ -6,6 +6,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -86,19 +88,14 @@ def test_threads_of_a_graph_change_no_text(tiny: TinyFiles, n_threads: int) -> N
     prompt = [65 + i % 20 for i in range(300)]
     with pydflash2.load(*tiny.pair("chain"), n_threads=1, kv_type="f32") as engine:
         expected = engine.generate(prompt, max_tokens=60).tokens
-    found: list[list[int]] = []
 
-    def write() -> None:
+    def write(_: int) -> list[list[int]]:
         with pydflash2.load(*tiny.pair("chain"), n_threads=n_threads, kv_type="f32") as engine:
-            for settings in ({"speculate": False}, {"max_draft_tokens": 7}, {"lookup": "mod"}):
-                found.append(engine.generate(prompt, max_tokens=60, **settings).tokens)  # type: ignore[arg-type]
+            ways: list[dict[str, Any]] = [{"speculate": False}, {"max_draft_tokens": 7}, {"lookup": "mod"}]
+            return [engine.generate(prompt, max_tokens=60, **way).tokens for way in ways]
 
-    threads = [threading.Thread(target=write) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [expected] * 6
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(write, range(2))) == [[expected] * 3] * 2
 
 
 def test_many_threads_close_at_once(tiny: TinyFiles, monkeypatch: pytest.MonkeyPatch) -> None:
